@@ -1,0 +1,45 @@
+# Every target creates .venv and installs what it needs, from nothing but Python 3 and make.
+PYTHON ?= python3
+VENV := .venv
+PY := $(VENV)/bin/python
+STAMP := $(VENV)/.installed
+KERNEL_SOURCES := $(wildcard csrc/*.c csrc/*.h)
+TEST_JOBS ?= 2
+
+.PHONY: setup demo test check format bench nightly sanitize clean
+
+$(STAMP): pyproject.toml setup.py constraints.txt $(KERNEL_SOURCES)
+	test -x $(PY) || $(PYTHON) -m venv $(VENV)
+	$(PY) -m pip install --quiet -c constraints.txt -e ".[dev]"
+	touch $(STAMP)
+
+setup: $(STAMP)
+
+demo: $(STAMP)
+	$(PY) examples/demo.py
+
+test: $(STAMP)
+	$(PY) -m pytest -n $(TEST_JOBS)
+
+check: $(STAMP)
+	$(PY) -m ruff format --check .
+	$(PY) -m ruff check .
+	$(PY) -m mypy
+	$(PY) -m pytest -n $(TEST_JOBS) -x
+
+format: $(STAMP)
+	$(PY) -m ruff format .
+	$(PY) -m ruff check --fix .
+
+bench: $(STAMP)
+	$(PY) -m benchmarks
+
+nightly: $(STAMP)
+	$(PY) -m pytest -n $(TEST_JOBS) -m "nightly or not nightly"
+
+sanitize: $(STAMP)
+	$(PY) tests/sanitize/run.py
+
+clean:
+	rm -rf $(VENV) build src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find src -name '*.so' -delete

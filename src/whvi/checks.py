@@ -1,0 +1,54 @@
+"""The door: checks that public functions run on what comes in from outside.
+
+Each raises one of :mod:`whvi.errors` with what was expected, what came and what to do.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from whvi.errors import ConfigError, DataError, ShapeError
+
+
+def is_power_of_two(size: int) -> bool:
+    """Tell whether ``size`` is 1, 2, 4, 8, …, by bits: a float logarithm errs near 2**k."""
+    return size >= 1 and size & (size - 1) == 0
+
+
+def next_power_of_two(size: int) -> int:
+    """Return the smallest power of two that is at least ``size`` (and at least 1)."""
+    return 1 << max(size - 1, 0).bit_length()
+
+
+def check_positive_int(name: str, value: int) -> None:
+    """Refuse anything but an ``int`` of at least one."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ConfigError(f"{name} must be an integer of at least 1, got {value!r}")
+
+
+def check_positive(name: str, value: float) -> None:
+    """Refuse anything but a finite number above zero."""
+    if not (isinstance(value, int | float) and math.isfinite(value) and value > 0):
+        raise ConfigError(f"{name} must be a finite number above 0, got {value!r}")
+
+
+def check_last_dim(name: str, x: Tensor, size: int) -> None:
+    """Refuse a tensor whose last dimension is not ``size``."""
+    if x.dim() == 0 or x.shape[-1] != size:
+        raise ShapeError(f"{name} must have shape (..., {size}), got {tuple(x.shape)}")
+
+
+def check_finite(name: str, x: Tensor) -> None:
+    """Refuse NaN and infinity, naming the first offending position and value."""
+    finite = torch.isfinite(x)
+    if bool(finite.all()):
+        return
+    bad = (~finite).nonzero()
+    first = tuple(bad[0].tolist())
+    raise DataError(
+        f"{name} holds {len(bad)} values that are not finite "
+        f"(first: {x[first].item()} at index {first}); drop or fill them before fitting"
+    )

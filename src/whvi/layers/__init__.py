@@ -1,0 +1,1 @@
+"""Layers with posteriors over their weights, behind one protocol."""
