@@ -9,14 +9,14 @@ import sys
 
 from setuptools import Extension, setup
 
-FLAGS = ["-O3", "-std=gnu11", "-fno-math-errno", "-fno-trapping-math", "-Wall", "-Wextra"]
+FLAGS = ["-O3", "-std=gnu11", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off"]
 EXTRA_FLAGS = os.environ.get("WHVI_CFLAGS", "").split()
 EXTRA_LINK_FLAGS = os.environ.get("WHVI_LDFLAGS", "").split()
 
 kernel = Extension(
     "whvi.transforms._kernel",
     sources=["csrc/kernel.c"],
-    depends=["csrc/vectors.h", "csrc/butterflies.h", "csrc/noise.h", "csrc/product.h"],
+    depends=[f"csrc/{name}.h" for name in ("isa", "noise", "element", "vectors", "butterflies", "product", "tasks")],
     define_macros=[("Py_LIMITED_API", "0x030A0000")],
     extra_compile_args=[] if sys.platform == "win32" else FLAGS + EXTRA_FLAGS,
     extra_link_args=EXTRA_LINK_FLAGS,

@@ -1,0 +1,460 @@
+/* The C kernel of whvi: Walsh-Hadamard transform, structured product, counter-based normals.
+ *
+ * Plain C over raw pointers: no torch header, CPython's limited API, one translation unit. Each
+ * instruction set is a section compiled with its own target options; the best one the processor
+ * has is chosen when the module is loaded (or WHVI_ISA names one). Threads are those of the OpenMP
+ * runtime already in the process (torch's), found by name: nothing is linked.
+ */
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+#include <dlfcn.h>
+#include <pthread.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define INLINE static inline __attribute__((always_inline, unused))
+#define CAT_(a, b) a##_##b
+#define CAT(a, b) CAT_(a, b)
+
+/* A structured product over (replicas, draws, rows, blocks). Strides are in elements, 0 where an
+ * operand is shared. With `scale`, g is the mean and scale (laid out as g) the standard deviation
+ * of a normal from which every row draws its own gains with noise eps. */
+typedef struct {
+  int64_t replicas, draws, rows, blocks, size, in_features, out_features;
+  const void *x, *s1, *g, *s2, *scale, *bias;
+  int64_t x_r, x_s, x_n;
+  int64_t s1_r, s1_s, s1_k;
+  int64_t g_r, g_s, g_n, g_k;
+  int64_t s2_r, s2_s, s2_k;
+  int64_t bias_r;
+  uint64_t seed;
+  void *eps; /* (replicas, draws, rows, blocks, size): the noise kept, or NULL: made again */
+  void *y;   /* the output, or (backward) the gradient that came in */
+  int64_t y_r, y_s, y_n, y_k;
+  void *grad_x, *grad_s1, *grad_g, *grad_s2, *grad_scale, *grad_bias;
+  void *partials;
+  int64_t chunk_rows, chunks;
+} Product;
+
+/* The sums over rows that a backward pass makes. */
+enum { INTO_S1, INTO_S2, INTO_G, INTO_SCALE, INTO_BIAS, NUM_SUMS };
+
+typedef struct {
+  void (*rows)(const void *, void *, size_t, size_t, double, void *);
+  void (*row_part)(const void *, void *, size_t, size_t);
+  void (*row_columns)(void *, size_t, size_t, size_t, double);
+  void (*normals)(uint64_t, uint64_t, size_t, void *);
+  void (*forward_task)(const Product *, int64_t, void *);
+  void (*backward_task)(const Product *, int64_t, void *);
+  void (*reduce_task)(const Product *, int64_t, void *);
+  size_t (*scratch_entries)(const Product *);
+  size_t element_bytes, leaf, vector_bytes;
+} Routines;
+
+typedef struct {
+  const char *name;
+  Routines f32, f64;
+  void (*words)(uint64_t, uint64_t, uint32_t *);
+} InstructionSet;
+
+#if defined(__x86_64__) || defined(__i386__)
+#include <immintrin.h>
+#define HAS_X86 1
+#endif
+
+#if HAS_X86
+#pragma GCC push_options
+#pragma GCC target("avx512f,avx512dq,avx512bw,avx512vl,avx2,fma")
+#define ISA avx512
+#define VECTOR_BYTES 64
+#define NREG 16
+#include "isa.h"
+#pragma GCC pop_options
+
+#pragma GCC push_options
+#pragma GCC target("avx2,fma")
+#define ISA avx2
+#define VECTOR_BYTES 32
+#define NREG 8
+#include "isa.h"
+#pragma GCC pop_options
+#endif
+
+#define ISA baseline
+#define VECTOR_BYTES 16
+#define NREG 8
+#include "isa.h"
+
+static const InstructionSet *const instruction_sets[] = {
+#if HAS_X86
+    &instructions_avx512,
+    &instructions_avx2,
+#endif
+    &instructions_baseline,
+};
+#define NUM_SETS (sizeof instruction_sets / sizeof *instruction_sets)
+
+static const InstructionSet *active;
+
+static int processor_has(const char *name) {
+#if HAS_X86
+  if (!strcmp(name, "avx512"))
+    return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") &&
+           __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
+           __builtin_cpu_supports("fma");
+  if (!strcmp(name, "avx2")) return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+#endif
+  return !strcmp(name, "baseline");
+}
+
+static const InstructionSet *find_set(const char *name) {
+  for (size_t i = 0; i < NUM_SETS; ++i)
+    if (processor_has(instruction_sets[i]->name) && (!name || !strcmp(name, instruction_sets[i]->name)))
+      return instruction_sets[i];
+  return NULL;
+}
+
+/* ---- threads ------------------------------------------------------------------------------ */
+
+typedef void (*gomp_parallel)(void (*)(void *), void *, unsigned, unsigned);
+static gomp_parallel start_threads;
+static int forked; /* the OpenMP threads of a parent do not exist in its child: run alone there */
+
+static void note_fork(void) { forked = 1; }
+
+typedef struct {
+  void (*run)(void *context, int64_t task, void *scratch);
+  void *context;
+  int64_t tasks, next;
+  size_t scratch_bytes;
+  int out_of_memory;
+} Team;
+
+static void work_in_team(void *data) {
+  Team *team = data;
+  void *scratch = NULL;
+  if (team->scratch_bytes && posix_memalign(&scratch, 64, team->scratch_bytes)) {
+    __atomic_store_n(&team->out_of_memory, 1, __ATOMIC_RELAXED);
+    return;
+  }
+  for (;;) {
+    const int64_t task = __atomic_fetch_add(&team->next, 1, __ATOMIC_RELAXED);
+    if (task >= team->tasks) break;
+    team->run(team->context, task, scratch);
+  }
+  free(scratch);
+}
+
+/* Run every task, on up to `threads` threads; 0, or -1 when memory ran out. */
+static int run_team(void (*run)(void *, int64_t, void *), void *context, int64_t tasks,
+                    size_t scratch_bytes, int64_t threads) {
+  Team team = {run, context, tasks, 0, scratch_bytes, 0};
+  if (threads > tasks) threads = tasks;
+  if (threads > 1 && start_threads && !forked)
+    start_threads(work_in_team, &team, (unsigned)threads, 0);
+  else
+    work_in_team(&team);
+  return team.out_of_memory ? -1 : 0;
+}
+
+/* ---- the transform ------------------------------------------------------------------------ */
+
+#define SERIAL_ELEMENTS 32768          /* below this a second thread costs more than it gives */
+#define TASK_ELEMENTS 16384            /* what a thread takes at a time */
+#define STREAM_BYTES ((size_t)24 << 20) /* outputs from here on are written around the cache */
+
+typedef struct {
+  const Routines *f;
+  const char *src;
+  char *dst;
+  size_t rows, size, rows_per_task, columns_per_task;
+  double scale;
+  int around;
+} Transform;
+
+static void transform_rows(void *context, int64_t task, void *scratch) {
+  const Transform *t = context;
+  const size_t first = (size_t)task * t->rows_per_task, left = t->rows - first;
+  const size_t rows = left < t->rows_per_task ? left : t->rows_per_task;
+  const size_t at = first * t->size * t->f->element_bytes;
+  t->f->rows(t->src + at, t->dst + at, rows, t->size, t->scale, t->around ? scratch : NULL);
+#if HAS_X86
+  if (t->around) _mm_sfence();
+#endif
+}
+
+static void transform_part(void *context, int64_t task, void *scratch) {
+  const Transform *t = context;
+  (void)scratch;
+  const size_t row = (size_t)task / 8 * t->size * t->f->element_bytes;
+  t->f->row_part(t->src + row, t->dst + row, t->size, (size_t)task % 8);
+}
+
+static void transform_columns(void *context, int64_t task, void *scratch) {
+  const Transform *t = context;
+  (void)scratch;
+  const size_t per_row = t->size / 8 / t->columns_per_task;
+  const size_t begin = (size_t)task % per_row * t->columns_per_task;
+  t->f->row_columns(t->dst + (size_t)task / per_row * t->size * t->f->element_bytes, t->size, begin,
+                    begin + t->columns_per_task, t->scale);
+}
+
+static int transform(const Routines *f, const char *src, char *dst, size_t rows, size_t size,
+                     double scale, int64_t threads) {
+  Transform t = {f, src, dst, rows, size, 1, 0, scale, 0};
+  const size_t elements = rows * size;
+  if (elements < SERIAL_ELEMENTS) threads = 1;
+  if (threads > 1 && rows < (size_t)threads && size >= 16 * f->leaf) {
+    t.columns_per_task = f->leaf / 8;
+    if (run_team(transform_part, &t, (int64_t)rows * 8, 0, threads)) return -1;
+    return run_team(transform_columns, &t, (int64_t)(rows * (size / 8 / t.columns_per_task)), 0, threads);
+  }
+  if (threads > 1) {
+    t.rows_per_task = size < TASK_ELEMENTS ? TASK_ELEMENTS / size : 1;
+  } else {
+    t.rows_per_task = rows ? rows : 1;
+  }
+  t.around = src != dst && elements * f->element_bytes >= STREAM_BYTES && size <= f->leaf &&
+             size * f->element_bytes >= f->vector_bytes && (uintptr_t)dst % f->vector_bytes == 0;
+  const int64_t tasks = (int64_t)((rows + t.rows_per_task - 1) / t.rows_per_task);
+  return run_team(transform_rows, &t, tasks, t.around ? size * f->element_bytes : 0, threads);
+}
+
+/* ---- the product -------------------------------------------------------------------------- */
+
+typedef struct {
+  const Product *product;
+  void (*task)(const Product *, int64_t, void *);
+} ProductTeam;
+
+static void product_task(void *context, int64_t task, void *scratch) {
+  const ProductTeam *team = context;
+  team->task(team->product, task, scratch);
+}
+
+/* Rows per chunk: enough work for a task, few enough for accurate sums, and so many that the
+ * partial sums of one problem stay below 2^22 elements however long the rows are. */
+static void choose_chunks(Product *p) {
+  const int64_t width = p->blocks * p->size;
+  int64_t rows = TASK_ELEMENTS / width;
+  if (rows > 64) rows = 64;
+  if (rows < 1) rows = 1;
+  int64_t most = ((int64_t)1 << 22) / (NUM_SUMS * width);
+  if (most < 2) most = 2;
+  if ((p->rows + rows - 1) / rows > most) rows = (p->rows + most - 1) / most;
+  p->chunk_rows = rows;
+  p->chunks = p->rows ? (p->rows + rows - 1) / rows : 1;
+}
+
+static int product(const Routines *f, Product *p, int backward, int64_t threads) {
+  choose_chunks(p);
+  const int64_t problems = p->replicas * p->draws, tasks = problems * p->chunks;
+  if (problems * p->rows * p->blocks * p->size < SERIAL_ELEMENTS) threads = 1;
+  const size_t scratch = f->scratch_entries(p) * f->element_bytes;
+  ProductTeam team = {p, f->forward_task};
+  if (!backward) return run_team(product_task, &team, tasks, scratch, threads);
+  p->partials = malloc((size_t)(tasks * NUM_SUMS * p->blocks * p->size) * f->element_bytes + 1);
+  if (!p->partials) return -1;
+  team.task = f->backward_task;
+  int status = run_team(product_task, &team, tasks, scratch, threads);
+  team.task = f->reduce_task;
+  if (!status) status = run_team(product_task, &team, problems, 0, threads);
+  free(p->partials);
+  return status;
+}
+
+/* ---- Python ------------------------------------------------------------------------------- */
+
+#define MAX_ARGUMENTS 48
+
+static int read_integers(PyObject *const *args, Py_ssize_t given, Py_ssize_t wanted, int64_t *values) {
+  if (given != wanted) {
+    PyErr_Format(PyExc_TypeError, "expected %zd arguments, got %zd", wanted, given);
+    return -1;
+  }
+  for (Py_ssize_t i = 0; i < wanted; ++i) {
+    values[i] = PyLong_AsLongLong(args[i]);
+    if (values[i] == -1 && PyErr_Occurred()) return -1;
+  }
+  return 0;
+}
+
+static const Routines *routines(int64_t element_bytes) {
+  return element_bytes == 8 ? &active->f64 : &active->f32;
+}
+
+static PyObject *finish(int status) {
+  if (status) return PyErr_NoMemory();
+  Py_RETURN_NONE;
+}
+
+/* fwht(element_bytes, threads, src, dst, rows, size, normalize) */
+static PyObject *py_fwht(PyObject *self, PyObject *const *args, Py_ssize_t count) {
+  int64_t v[7];
+  (void)self;
+  if (read_integers(args, count, 7, v)) return NULL;
+  const double scale = v[6] ? 1.0 / __builtin_sqrt((double)v[5]) : 1.0;
+  int status;
+  Py_BEGIN_ALLOW_THREADS;
+  status = transform(routines(v[0]), (const char *)(intptr_t)v[2], (char *)(intptr_t)v[3],
+                     (size_t)v[4], (size_t)v[5], scale, v[1]);
+  Py_END_ALLOW_THREADS;
+  return finish(status);
+}
+
+#define POINTER(value) ((void *)(intptr_t)(value))
+
+static PyObject *run_product(PyObject *const *args, Py_ssize_t count, int backward) {
+  int64_t v[MAX_ARGUMENTS];
+  if (read_integers(args, count, backward ? 42 : 36, v)) return NULL;
+  Product p = {
+      .replicas = v[2], .draws = v[3], .rows = v[4], .blocks = v[5], .size = v[6],
+      .in_features = v[7], .out_features = v[8],
+      .x = POINTER(v[9]), .x_r = v[10], .x_s = v[11], .x_n = v[12],
+      .s1 = POINTER(v[13]), .s1_r = v[14], .s1_s = v[15], .s1_k = v[16],
+      .g = POINTER(v[17]), .g_r = v[18], .g_s = v[19], .g_n = v[20], .g_k = v[21],
+      .s2 = POINTER(v[22]), .s2_r = v[23], .s2_s = v[24], .s2_k = v[25],
+      .scale = POINTER(v[26]), .seed = (uint64_t)v[27], .eps = POINTER(v[28]),
+      .bias = POINTER(v[29]), .bias_r = v[30],
+      .y = POINTER(v[31]), .y_r = v[32], .y_s = v[33], .y_n = v[34], .y_k = v[35],
+  };
+  if (backward) {
+    p.grad_x = POINTER(v[36]), p.grad_s1 = POINTER(v[37]), p.grad_g = POINTER(v[38]);
+    p.grad_s2 = POINTER(v[39]), p.grad_scale = POINTER(v[40]), p.grad_bias = POINTER(v[41]);
+  }
+  int status;
+  Py_BEGIN_ALLOW_THREADS;
+  status = product(routines(v[0]), &p, backward, v[1]);
+  Py_END_ALLOW_THREADS;
+  return finish(status);
+}
+
+/* element_bytes, threads, then the fields of Product in the order of run_product */
+static PyObject *py_product_forward(PyObject *self, PyObject *const *args, Py_ssize_t count) {
+  (void)self;
+  return run_product(args, count, 0);
+}
+
+static PyObject *py_product_backward(PyObject *self, PyObject *const *args, Py_ssize_t count) {
+  (void)self;
+  return run_product(args, count, 1);
+}
+
+typedef struct {
+  const Routines *f;
+  uint64_t seed, first;
+  int64_t total;
+  char *out;
+} Normals;
+
+static void normals_task(void *context, int64_t task, void *scratch) {
+  const Normals *n = context;
+  (void)scratch;
+  const int64_t begin = task * TASK_ELEMENTS, left = n->total - begin;
+  n->f->normals(n->seed, n->first + (uint64_t)begin, (size_t)(left < TASK_ELEMENTS ? left : TASK_ELEMENTS),
+                n->out + (size_t)begin * n->f->element_bytes);
+}
+
+/* normals(element_bytes, threads, seed, first, count, out): numbers first .. of stream `seed` */
+static PyObject *py_normals(PyObject *self, PyObject *const *args, Py_ssize_t count) {
+  int64_t v[6];
+  (void)self;
+  if (read_integers(args, count, 6, v)) return NULL;
+  Normals n = {routines(v[0]), (uint64_t)v[2], (uint64_t)v[3], v[4], POINTER(v[5])};
+  int status;
+  Py_BEGIN_ALLOW_THREADS;
+  status = run_team(normals_task, &n, (v[4] + TASK_ELEMENTS - 1) / TASK_ELEMENTS, 0,
+                    v[4] < SERIAL_ELEMENTS ? 1 : v[1]);
+  Py_END_ALLOW_THREADS;
+  return finish(status);
+}
+
+/* words(seed, first_group, groups, out): the raw 32-bit words behind the normals, 64 per group */
+static PyObject *py_words(PyObject *self, PyObject *const *args, Py_ssize_t count) {
+  int64_t v[4];
+  (void)self;
+  if (read_integers(args, count, 4, v)) return NULL;
+  uint32_t *out = POINTER(v[3]);
+  Py_BEGIN_ALLOW_THREADS;
+  for (int64_t i = 0; i < v[2]; ++i) active->words((uint64_t)v[0], (uint64_t)(v[1] + i), out + 64 * i);
+  Py_END_ALLOW_THREADS;
+  Py_RETURN_NONE;
+}
+
+static PyObject *py_instruction_set(PyObject *self, PyObject *ignored) {
+  (void)self;
+  (void)ignored;
+  return PyUnicode_FromString(active->name);
+}
+
+static PyObject *py_instruction_sets(PyObject *self, PyObject *ignored) {
+  (void)self;
+  (void)ignored;
+  PyObject *list = PyList_New(0);
+  for (size_t i = 0; list && i < NUM_SETS; ++i) {
+    if (!processor_has(instruction_sets[i]->name)) continue;
+    PyObject *name = PyUnicode_FromString(instruction_sets[i]->name);
+    if (!name || PyList_Append(list, name)) Py_CLEAR(list);
+    Py_XDECREF(name);
+  }
+  return list;
+}
+
+/* use(name): run with this instruction set from now on (for tests and benchmarks) */
+static PyObject *py_use(PyObject *self, PyObject *argument) {
+  (void)self;
+  PyObject *bytes = PyUnicode_AsUTF8String(argument);
+  if (!bytes) return NULL;
+  const InstructionSet *found = find_set(PyBytes_AsString(bytes));
+  Py_DECREF(bytes);
+  if (!found) {
+    PyErr_Format(PyExc_ValueError, "this processor or build has no instruction set %R", argument);
+    return NULL;
+  }
+  active = found;
+  Py_RETURN_NONE;
+}
+
+static PyObject *py_has_threads(PyObject *self, PyObject *ignored) {
+  (void)self;
+  (void)ignored;
+  return PyBool_FromLong(start_threads != NULL);
+}
+
+#define FAST(function) ((PyCFunction)(void (*)(void))(function))
+static PyMethodDef methods[] = {
+    {"fwht", FAST(py_fwht), METH_FASTCALL, NULL},
+    {"product_forward", FAST(py_product_forward), METH_FASTCALL, NULL},
+    {"product_backward", FAST(py_product_backward), METH_FASTCALL, NULL},
+    {"normals", FAST(py_normals), METH_FASTCALL, NULL},
+    {"words", FAST(py_words), METH_FASTCALL, NULL},
+    {"instruction_set", py_instruction_set, METH_NOARGS, NULL},
+    {"instruction_sets", py_instruction_sets, METH_NOARGS, NULL},
+    {"use", py_use, METH_O, NULL},
+    {"has_threads", py_has_threads, METH_NOARGS, NULL},
+    {NULL, NULL, 0, NULL},
+};
+
+static struct PyModuleDef module = {
+    PyModuleDef_HEAD_INIT, "_kernel", "Walsh-Hadamard kernels over raw pointers.", -1, methods,
+    NULL, NULL, NULL, NULL,
+};
+
+PyMODINIT_FUNC PyInit__kernel(void) {
+#if HAS_X86
+  __builtin_cpu_init();
+#endif
+  const char *wanted = getenv("WHVI_ISA");
+  active = find_set(wanted && *wanted ? wanted : NULL);
+  if (!active) {
+    PyErr_Format(PyExc_ImportError, "WHVI_ISA=%s: this processor or build has no such instruction set",
+                 wanted);
+    return NULL;
+  }
+  start_threads = (gomp_parallel)dlsym(RTLD_DEFAULT, "GOMP_parallel");
+  pthread_atfork(NULL, NULL, note_fork);
+  return PyModule_Create(&module);
+}

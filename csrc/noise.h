@@ -1,0 +1,173 @@
+/* Standard normals by position: Philox4x32-10 (Salmon et al., 2011) and Box-Muller, in vectors.
+ *
+ * Normal number e of a stream is a pure function of (seed, e), so any part of a stream can be made
+ * in any order by any number of threads. Numbers come in groups of 64: group q uses the 128-bit
+ * counters 16 q + c, c = 0 .. 15, upper half zero, key = seed. Word w of counter c fills place
+ * 16 w + (2 c if c < 8 else 2 (c - 8) + 1); that order costs no shuffle at any vector width.
+ * Only +, -, *, sqrt and conversions are used, unfused: every instruction set gives the same bits.
+ *
+ * Included once per instruction set with VECTOR_BYTES and ISA_NAME(x).
+ */
+
+#define GROUP 64
+#define PAIR_VECTORS (64 / VECTOR_BYTES) /* vectors of 32-bit numbers that hold 16 of them */
+#define LANES32 (VECTOR_BYTES / 4)
+#define LANES64 (VECTOR_BYTES / 8)
+
+typedef uint64_t ISA_NAME(u64) __attribute__((vector_size(VECTOR_BYTES)));
+typedef uint32_t ISA_NAME(u32) __attribute__((vector_size(VECTOR_BYTES)));
+typedef int32_t ISA_NAME(i32) __attribute__((vector_size(VECTOR_BYTES)));
+typedef float ISA_NAME(f32) __attribute__((vector_size(VECTOR_BYTES)));
+typedef float ISA_NAME(f32u) __attribute__((vector_size(VECTOR_BYTES), aligned(4), may_alias));
+#define U64 ISA_NAME(u64)
+#define U32 ISA_NAME(u32)
+#define I32 ISA_NAME(i32)
+#define F32 ISA_NAME(f32)
+
+#if VECTOR_BYTES == 64
+#define MUL_LOW_HALVES(a, b) ((U64)_mm512_mul_epu32((__m512i)(a), (__m512i)(b)))
+#define SQRT(a) ((F32)_mm512_sqrt_ps((__m512)(a)))
+#elif VECTOR_BYTES == 32
+#define MUL_LOW_HALVES(a, b) ((U64)_mm256_mul_epu32((__m256i)(a), (__m256i)(b)))
+#define SQRT(a) ((F32)_mm256_sqrt_ps((__m256)(a)))
+#elif defined(__SSE2__)
+#define MUL_LOW_HALVES(a, b) ((U64)_mm_mul_epu32((__m128i)(a), (__m128i)(b)))
+#define SQRT(a) ((F32)_mm_sqrt_ps((__m128)(a)))
+#else
+#define MUL_LOW_HALVES(a, b) (((a) & 0xffffffffu) * ((b) & 0xffffffffu))
+INLINE F32 ISA_NAME(sqrt_lanes)(F32 a) {
+  F32 root;
+  for (int i = 0; i < LANES32; ++i) root[i] = __builtin_sqrtf(a[i]);
+  return root;
+}
+#define SQRT(a) ISA_NAME(sqrt_lanes)(a)
+#endif
+
+/* Ten rounds on LANES64 counters; a word sits in the low half of its lane, the high half is junk. */
+INLINE void ISA_NAME(philox)(U64 counter, uint64_t seed, U64 word[4]) {
+  const U64 zero = {0};
+  const U64 m0 = zero + 0xD2511F53u, m1 = zero + 0xCD9E8D57u;
+  U64 x0 = counter, x1 = counter >> 32, x2 = zero, x3 = zero;
+  uint32_t k0 = (uint32_t)seed, k1 = (uint32_t)(seed >> 32);
+#pragma GCC unroll 10
+  for (int round = 0; round < 10; ++round) {
+    const U64 p0 = MUL_LOW_HALVES(x0, m0), p1 = MUL_LOW_HALVES(x2, m1);
+    x0 = (p1 >> 32) ^ x1 ^ (zero + k0);
+    x2 = (p0 >> 32) ^ x3 ^ (zero + k1);
+    x1 = p1;
+    x3 = p0;
+    k0 += 0x9E3779B9u;
+    k1 += 0xBB67AE85u;
+  }
+  word[0] = x0, word[1] = x1, word[2] = x2, word[3] = x3;
+}
+
+/* The words of one group: word[w][i] holds places 16 w + i * LANES32 .. of the group. */
+INLINE void ISA_NAME(group_words)(uint64_t seed, uint64_t group, U32 word[4][PAIR_VECTORS]) {
+  U64 lane;
+  for (int i = 0; i < LANES64; ++i) lane[i] = (uint64_t)i;
+#pragma GCC unroll 4
+  for (int i = 0; i < PAIR_VECTORS; ++i) {
+    const U64 first = lane + (group * 16 + (uint64_t)(i * LANES64));
+    U64 a[4], b[4];
+    ISA_NAME(philox)(first, seed, a);
+    ISA_NAME(philox)(first + 8, seed, b);
+#pragma GCC unroll 4
+    for (int w = 0; w < 4; ++w) word[w][i] = (U32)((a[w] & 0xffffffffu) | (b[w] << 32));
+  }
+}
+
+/* -ln((2 v + 1) / 2^33) for v = word >> 1: finite, and zero only where the argument rounds to 1. */
+INLINE F32 ISA_NAME(minus_log_uniform)(U32 word) {
+  const F32 u = (__builtin_convertvector((I32)(word >> 1), F32) + 0.5f) * 4.656612873077393e-10f;
+  const I32 bits = (I32)u;
+  const I32 exponent = (bits - 0x3f3504f3) >> 23;
+  const F32 x = (F32)(bits - (exponent << 23)) - 1.0f; /* in [sqrt(1/2), sqrt(2)) - 1 */
+  const F32 z = x * x;
+  F32 p = x * 7.0376836292e-2f - 1.1514610310e-1f; /* coefficients of Cephes logf */
+  p = p * x + 1.1676998740e-1f;
+  p = p * x - 1.2420140846e-1f;
+  p = p * x + 1.4249322787e-1f;
+  p = p * x - 1.6668057665e-1f;
+  p = p * x + 2.0000714765e-1f;
+  p = p * x - 2.4999993993e-1f;
+  p = p * x + 3.3333331174e-1f;
+  const F32 minus_log_mantissa = (z * 0.5f - p * x * z) - x;
+  const F32 minus_log = minus_log_mantissa - __builtin_convertvector(exponent, F32) * 0.693147180559945f;
+  return (F32)((I32)minus_log & (minus_log > 0)); /* no negative zero or rounding below zero */
+}
+
+/* Two normals from two words: radius from the first, angle and two signs from the second.
+ * The angle is pi/4 + a with a in [-pi/4, pi/4), so sqrt(2) cos = cos a - sin a. */
+INLINE void ISA_NAME(box_muller)(U32 radius_word, U32 angle_word, F32 *first, F32 *second) {
+  const F32 radius = SQRT(ISA_NAME(minus_log_uniform)(radius_word));
+  const F32 a = __builtin_convertvector((I32)(angle_word << 2), F32) * 3.657291880143e-10f;
+  const F32 z = a * a;
+  F32 sine = z * -1.9515295891e-4f + 8.3321608736e-3f; /* coefficients of Cephes sinf, cosf */
+  sine = (sine * z - 1.6666654611e-1f) * z * a + a;
+  F32 cosine = z * 2.443315711809948e-5f - 1.388731625493765e-3f;
+  cosine = (cosine * z + 4.166664568298827e-2f) * z * z - z * 0.5f + 1.0f;
+  const U32 sign = (U32){0} + 0x80000000u;
+  *first = (F32)((U32)(radius * (cosine - sine)) ^ (angle_word & sign));
+  *second = (F32)((U32)(radius * (cosine + sine)) ^ ((angle_word << 1) & sign));
+}
+
+static void ISA_NAME(normal_group)(uint64_t seed, uint64_t group, float *out) {
+  U32 word[4][PAIR_VECTORS];
+  ISA_NAME(group_words)(seed, group, word);
+  ISA_NAME(f32u) *place = (ISA_NAME(f32u) *)out;
+#pragma GCC unroll 4
+  for (int i = 0; i < PAIR_VECTORS; ++i)
+#pragma GCC unroll 2
+    for (int w = 0; w < 4; w += 2) {
+      F32 first, second;
+      ISA_NAME(box_muller)(word[w][i], word[w + 1][i], &first, &second);
+      place[w * PAIR_VECTORS + i] = first;
+      place[(w + 1) * PAIR_VECTORS + i] = second;
+    }
+}
+
+static void ISA_NAME(word_group)(uint64_t seed, uint64_t group, uint32_t *out) {
+  U32 word[4][PAIR_VECTORS];
+  ISA_NAME(group_words)(seed, group, word);
+  memcpy(out, word, sizeof word);
+}
+
+/* Numbers first .. first + count - 1 of the stream. */
+static void ISA_NAME(normals_f32)(uint64_t seed, uint64_t first, size_t count, void *to) {
+  float *out = to;
+  while (count) {
+    const size_t offset = first % GROUP, take = count < GROUP - offset ? count : GROUP - offset;
+    if (take == GROUP) {
+      ISA_NAME(normal_group)(seed, first / GROUP, out);
+    } else {
+      float group[GROUP];
+      ISA_NAME(normal_group)(seed, first / GROUP, group);
+      memcpy(out, group + offset, take * sizeof *out);
+    }
+    out += take, first += take, count -= take;
+  }
+}
+
+/* The same numbers in double: a seed means the same noise in either precision. */
+static void ISA_NAME(normals_f64)(uint64_t seed, uint64_t first, size_t count, void *to) {
+  double *out = to;
+  while (count) {
+    const size_t offset = first % GROUP, take = count < GROUP - offset ? count : GROUP - offset;
+    float group[GROUP];
+    ISA_NAME(normal_group)(seed, first / GROUP, group);
+    for (size_t i = 0; i < take; ++i) out[i] = (double)group[offset + i];
+    out += take, first += take, count -= take;
+  }
+}
+
+#undef PAIR_VECTORS
+#undef LANES32
+#undef LANES64
+#undef U64
+#undef U32
+#undef I32
+#undef F32
+#undef MUL_LOW_HALVES
+#undef SQRT
+#undef GROUP

@@ -1,0 +1,172 @@
+/* Rows of a structured product by chunks: the unit of work a thread takes.
+ *
+ * Chunks are fixed by the shapes alone and every sum over rows is first a sum inside a chunk, then
+ * a pairwise sum of chunks, so that results do not depend on the number of threads and a float32
+ * sum over many rows keeps its digits.
+ */
+
+/* Entries to allocate for one task. */
+static size_t NAME(scratch_entries)(const Product *a) {
+  return (size_t)(a->size * 10 + (a->scale && !a->eps ? a->blocks * a->size : 0));
+}
+
+typedef struct {
+  T *work, *x, *y, *g, *grad_g, *grad_x, *sum_x, *bias, *eps; /* scratch rows; work has two */
+  int64_t r, s, problem, begin, end;
+} NAME(task);
+
+static NAME(task) NAME(open_task)(const Product *a, int64_t index, T *memory) {
+  const int64_t size = a->size, chunk = index % a->chunks;
+  NAME(task) t;
+  t.work = memory, t.x = memory + 2 * size, t.y = memory + 3 * size, t.g = memory + 4 * size;
+  t.grad_g = memory + 5 * size, t.grad_x = memory + 6 * size, t.sum_x = memory + 7 * size;
+  t.bias = memory + 8 * size, t.eps = memory + 10 * size;
+  t.problem = index / a->chunks;
+  t.r = t.problem / a->draws, t.s = t.problem % a->draws;
+  t.begin = chunk * a->chunk_rows;
+  t.end = t.begin + a->chunk_rows < a->rows ? t.begin + a->chunk_rows : a->rows;
+  memset(t.x, 0, (size_t)size * sizeof(T)); /* the padding of inputs and gradients */
+  memset(t.y, 0, (size_t)size * sizeof(T));
+  return t;
+}
+
+/* Row n of x, padded with zeros to the block size. */
+INLINE const T *NAME(input_row)(const Product *a, const NAME(task) * t, int64_t n) {
+  const T *x = (const T *)a->x + t->r * a->x_r + t->s * a->x_s + n * a->x_n;
+  if (a->in_features == a->size) return x;
+  memcpy(t->x, x, (size_t)a->in_features * sizeof(T));
+  return t->x;
+}
+
+/* Entries of block k that exist in the output. */
+INLINE int64_t NAME(width)(const Product *a, int64_t k) {
+  const int64_t left = a->out_features - k * a->size;
+  return left < a->size ? left : a->size;
+}
+
+INLINE T *NAME(output)(const Product *a, const NAME(task) * t, int64_t n, int64_t k) {
+  return (T *)a->y + t->r * a->y_r + t->s * a->y_s + n * a->y_n + k * a->y_k;
+}
+
+/* eps of rows [begin, end) of a problem: where they are kept, or row by row in scratch. */
+INLINE T *NAME(noise_of_row)(const Product *a, const NAME(task) * t, int64_t n) {
+  const int64_t width = a->blocks * a->size, first = (t->problem * a->rows + n) * width;
+  if (a->eps) return (T *)a->eps + first;
+  NORMALS(a->seed, (uint64_t)first, (size_t)width, t->eps);
+  return t->eps;
+}
+
+/* g of row n and block k. */
+INLINE const T *NAME(gain)(const Product *a, const NAME(task) * t, int64_t n, int64_t k, const T *eps) {
+  const int64_t at = t->r * a->g_r + t->s * a->g_s + n * a->g_n + k * a->g_k;
+  const T *mean = (const T *)a->g + at;
+  if (!a->scale) return mean;
+  const T *scale = (const T *)a->scale + at;
+  const T *noise = eps + k * a->size;
+  for (int64_t i = 0; i < a->size; ++i) t->g[i] = mean[i] + scale[i] * noise[i];
+  return t->g;
+}
+
+INLINE NAME(operands) NAME(operands_of)(const Product *a, const NAME(task) * t, int64_t k, const T *x,
+                                        const T *g) {
+  NAME(operands) p;
+  p.x = x, p.g = g, p.bias = NULL;
+  p.s1 = (const T *)a->s1 + t->r * a->s1_r + t->s * a->s1_s + k * a->s1_k;
+  p.s2 = (const T *)a->s2 + t->r * a->s2_r + t->s * a->s2_s + k * a->s2_k;
+  return p;
+}
+
+static void NAME(forward_task)(const Product *a, int64_t index, void *memory) {
+  NAME(task) t = NAME(open_task)(a, index, memory);
+  const T norm = (T)(1.0 / (double)a->size);
+  if (a->scale && a->eps) {
+    const int64_t width = a->blocks * a->size, first = (t.problem * a->rows + t.begin) * width;
+    NORMALS(a->seed, (uint64_t)first, (size_t)((t.end - t.begin) * width), (T *)a->eps + first);
+  }
+  for (int64_t n = t.begin; n < t.end; ++n) {
+    const T *x = NAME(input_row)(a, &t, n);
+    const T *eps = a->scale ? NAME(noise_of_row)(a, &t, n) : NULL;
+    for (int64_t k = 0; k < a->blocks; ++k) {
+      const int64_t width = NAME(width)(a, k);
+      const T *bias = a->bias ? (const T *)a->bias + t.r * a->bias_r + k * a->size : NULL;
+      NAME(operands) p = NAME(operands_of)(a, &t, k, x, NAME(gain)(a, &t, n, k, eps));
+      T *y = NAME(output)(a, &t, n, k);
+      if (width == a->size) {
+        p.bias = bias;
+        NAME(row_forward)(&p, (size_t)a->size, norm, t.work, y);
+      } else {
+        NAME(row_forward)(&p, (size_t)a->size, norm, t.work, t.y);
+        for (int64_t i = 0; i < width; ++i) y[i] = bias ? t.y[i] + bias[i] : t.y[i];
+      }
+    }
+  }
+}
+
+/* Where this task adds up gradient `kind` of block k: its own partial sum, one per chunk. */
+INLINE T *NAME(partial)(const Product *a, int64_t index, int kind, int64_t k) {
+  return (T *)a->partials + ((index * NUM_SUMS + kind) * a->blocks + k) * a->size;
+}
+
+static void NAME(backward_task)(const Product *a, int64_t index, void *memory) {
+  NAME(task) t = NAME(open_task)(a, index, memory);
+  const T norm = (T)(1.0 / (double)a->size);
+  const int64_t size = a->size;
+  const size_t bytes = (size_t)size * sizeof(T);
+  memset(NAME(partial)(a, index, 0, 0), 0, NUM_SUMS * (size_t)a->blocks * bytes);
+  for (int64_t n = t.begin; n < t.end; ++n) {
+    const T *x = NAME(input_row)(a, &t, n);
+    const T *eps = a->scale ? NAME(noise_of_row)(a, &t, n) : NULL;
+    for (int64_t k = 0; k < a->blocks; ++k) {
+      const int64_t width = NAME(width)(a, k);
+      NAME(operands) p = NAME(operands_of)(a, &t, k, x, NAME(gain)(a, &t, n, k, eps));
+      const T *grad = NAME(output)(a, &t, n, k);
+      if (width < size) {
+        memcpy(t.y, grad, (size_t)width * sizeof(T));
+        grad = t.y;
+      }
+      T *grad_g = t.grad_g;
+      if (a->g_n) grad_g = (T *)a->grad_g + ((t.problem * a->rows + n) * a->blocks + k) * size;
+      T *grad_x = k == 0 ? t.sum_x : t.grad_x;
+      NAME(row_backward)(&p, (size_t)size, norm, t.work, grad, NAME(partial)(a, index, INTO_S1, k),
+                         NAME(partial)(a, index, INTO_S2, k), grad_g, grad_x);
+      if (k > 0)
+        for (int64_t i = 0; i < size; ++i) t.sum_x[i] += grad_x[i];
+      if (!a->g_n) {
+        T *sum = NAME(partial)(a, index, INTO_G, k);
+        for (int64_t i = 0; i < size; ++i) sum[i] += grad_g[i];
+      }
+      if (a->scale) {
+        T *sum = NAME(partial)(a, index, INTO_SCALE, k);
+        const T *noise = eps + k * size;
+        for (int64_t i = 0; i < size; ++i) sum[i] += grad_g[i] * noise[i];
+      }
+      if (a->grad_bias) {
+        T *sum = NAME(partial)(a, index, INTO_BIAS, k);
+        for (int64_t i = 0; i < size; ++i) sum[i] += grad[i];
+      }
+    }
+    if (a->grad_x)
+      memcpy((T *)a->grad_x + (t.problem * a->rows + n) * a->in_features, t.sum_x,
+             (size_t)a->in_features * sizeof(T));
+  }
+}
+
+/* Pairwise sum of the chunks of one problem, then out to the gradients. */
+static void NAME(reduce_task)(const Product *a, int64_t problem, void *memory) {
+  const int64_t length = a->blocks * a->size, first = problem * a->chunks;
+  (void)memory;
+  for (int64_t step = 1; step < a->chunks; step *= 2)
+    for (int64_t i = 0; i + step < a->chunks; i += 2 * step) {
+      T *into = NAME(partial)(a, first + i, 0, 0);
+      const T *from = NAME(partial)(a, first + i + step, 0, 0);
+      for (int64_t j = 0; j < NUM_SUMS * length; ++j) into[j] += from[j];
+    }
+  void *outputs[NUM_SUMS] = {a->grad_s1, a->grad_s2, a->g_n ? NULL : a->grad_g, a->grad_scale, NULL};
+  for (int kind = 0; kind < NUM_SUMS; ++kind)
+    if (outputs[kind])
+      memcpy((T *)outputs[kind] + problem * length, NAME(partial)(a, first, kind, 0),
+             (size_t)length * sizeof(T));
+  if (a->grad_bias)
+    memcpy((T *)a->grad_bias + problem * a->out_features, NAME(partial)(a, first, INTO_BIAS, 0),
+           (size_t)a->out_features * sizeof(T));
+}

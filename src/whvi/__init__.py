@@ -1,0 +1,5 @@
+"""Walsh-Hadamard variational inference for PyTorch."""
+
+from __future__ import annotations
+
+__version__ = "0.1.0.dev0"

@@ -1,0 +1,85 @@
+r"""The evidence lower bound, in one place.
+
+.. math::
+    \mathrm{ELBO} = \frac{N}{B} \sum_{i \in \text{batch}}
+        \mathbb{E}_{q}\left[\log p(y_i \mid f(x_i))\right] - \beta \sum_{\text{layers}} \mathrm{KL}
+
+The factor ``N / B`` appears here and nowhere else; the KL is a sum over all weights and is never
+averaged, never divided by layers, rows or batches. ``beta = 1`` is the ELBO; any other value is a
+tempered objective, not a bound on the evidence.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from whvi.checks import check_positive_int
+from whvi.errors import ConfigError
+from whvi.functions import batch_shape_of, check_rows, local_function_values
+from whvi.layers.protocol import kl
+from whvi.likelihoods import Likelihood
+
+
+class Elbo(NamedTuple):
+    """The two terms of the objective in nats, each of shape ``batch_shape``."""
+
+    expected_log_lik: Tensor  # over the whole data set
+    kl: Tensor  # summed over all layers, never averaged
+    beta: float = 1.0  # weight of the KL; 1 is the ELBO
+
+    @property
+    def value(self) -> Tensor:
+        """``expected_log_lik − beta · kl``: what training maximises."""
+        return self.expected_log_lik - self.beta * self.kl
+
+
+def elbo(
+    model: nn.Module,
+    likelihood: Likelihood,
+    x: Tensor,
+    y: Tensor,
+    *,
+    num_data: int,
+    num_samples: int = 1,
+    beta: float = 1.0,
+    generator: torch.Generator | None = None,
+) -> Elbo:
+    r"""Estimate the ELBO of the whole data set from one batch, unbiasedly.
+
+    ``expected_log_lik = (num_data / B) Σ_batch mean_S log p(y | f_s(x))``, with weights drawn
+    afresh for each row (local reparameterization).
+
+    Args:
+        model: Module whose Bayesian layers share one ``batch_shape``. A model wrapped in
+            ``DistributedDataParallel`` works as well.
+        likelihood: Gives ``log_prob(f, y)``.
+        x: Batch ``(B, ...)`` shared by the replicas, or ``(*batch_shape, B, ...)``.
+        y: Targets ``(B,)``, ``(B, out)``, ``(*batch_shape, B)`` or ``(*batch_shape, B, out)``.
+        num_data: ``N``, rows of the whole training set (per replica).
+        num_samples: ``S``, draws per row.
+        beta: Weight of the KL in :attr:`Elbo.value`.
+        generator: Source of randomness; ``None`` is torch's default generator.
+
+    Returns:
+        Both terms, each of shape ``batch_shape``.
+    """
+    check_positive_int("num_data", num_data)
+    check_positive_int("num_samples", num_samples)
+    if not beta >= 0:
+        raise ConfigError(f"beta must be a number of at least 0, got {beta!r}")
+    batch_shape = batch_shape_of(model)
+    check_rows(x, batch_shape)
+    f = local_function_values(model, x, batch_shape, num_samples, generator)
+    return elbo_of_values(model, likelihood, f, y, num_data=num_data, beta=beta)
+
+
+def elbo_of_values(
+    model: nn.Module, likelihood: Likelihood, f: Tensor, y: Tensor, *, num_data: int, beta: float
+) -> Elbo:
+    """Put the two terms together from function values ``f (*batch_shape, S, B, features)``."""
+    log_prob = likelihood.log_prob(f, y)
+    # The mean over draws and rows times N is (N / B) Σ_batch mean_S.
+    return Elbo(num_data * log_prob.mean((-2, -1)), kl(model), beta)

@@ -1,0 +1,304 @@
+"""Scores of predictions: pure functions of tensors, each a scalar over all rows given.
+
+Regression scores take targets of exactly the predictions' shape: nothing is broadcast. With
+replicas, score each member of ``predictive.unbind()``. Lower is better except for ``accuracy`` and
+``auroc``; ``coverage`` should equal the level of its interval. NaN in, NaN out or a DataError.
+"""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from whvi.checks import check_finite, check_positive_int
+from whvi.errors import ConfigError, DataError, ShapeError
+
+_PAIRS_AT_ONCE = 1 << 21  # elements of the (S, S, rows) block in memory: 16 MB in float64
+
+_PANEL_LEVELS = (1e-5, 0.01, 0.2, 0.5, 0.8, 0.99, 1 - 1e-5)
+
+
+class SupportsCrps(Protocol):
+    """What :func:`crps` needs of a predictive distribution."""
+
+    @property
+    def batch_shape(self) -> tuple[int, ...]:
+        """Replica axes; must be ``()``."""
+
+    @property
+    def mean(self) -> Tensor:
+        """Mean per row and output."""
+
+    @property
+    def discrete(self) -> bool:
+        """Whether outcomes are integers."""
+
+    def gaussian_components(self) -> tuple[Tensor, Tensor] | None:
+        """Return (loc, scale) of a Gaussian mixture, else ``None``."""
+
+    def cdf(self, y: Tensor, /) -> Tensor:
+        """Return ``P(Y <= y)``."""
+
+    def quantile(self, q: float, /) -> Tensor:
+        """Return the smallest ``y`` with ``cdf(y) >= q``."""
+
+
+# Regression ----------------------------------------------------------------------------------
+
+
+def rmse(prediction: Tensor, y: Tensor) -> Tensor:
+    """Return the root mean squared error, in units of ``y``."""
+    _check_same("prediction", prediction, y)
+    return (prediction - y).square().mean().sqrt()
+
+
+def mnll(log_prob: Tensor) -> Tensor:
+    """Return the mean negative log-likelihood in nats per row, from ``predictive.log_prob(y)``."""
+    if log_prob.numel() == 0:
+        raise ShapeError("mnll of zero rows is undefined")
+    return -log_prob.mean()
+
+
+def coverage(lower: Tensor, upper: Tensor, y: Tensor) -> Tensor:
+    """Return the share of targets within ``[lower, upper]``; compare it with the level."""
+    _check_interval(lower, upper, y)
+    return ((lower <= y) & (y <= upper)).double().mean()
+
+
+def interval_score(lower: Tensor, upper: Tensor, y: Tensor, *, level: float) -> Tensor:
+    r"""Return the mean interval score (Gneiting & Raftery, 2007, eq. 43), in units of ``y``.
+
+    :math:`(u - l) + \frac{2}{\alpha} (l - y)_+ + \frac{2}{\alpha} (y - u)_+`, α = 1 − level.
+    """
+    _check_interval(lower, upper, y)
+    if not 0 < level < 1:
+        raise ConfigError(f"level must lie strictly between 0 and 1, got {level!r}")
+    miss = (lower - y).clamp_min(0) + (y - upper).clamp_min(0)
+    return (upper - lower + 2 / (1 - level) * miss).mean()
+
+
+def calibration_error(pit: Tensor) -> Tensor:
+    r"""Return how far the PIT values are from uniform: :math:`\int_0^1 |\hat F(p) - p| \, dp`.
+
+    The area between the calibration curve and the diagonal (Kuleshov et al., 2018), exact and
+    without bins: between 0 and 1/2. For continuous targets.
+
+    Args:
+        pit: ``predictive.cdf(y)``, any shape, values in [0, 1].
+    """
+    check_finite("pit", pit)
+    u = pit.double().flatten().sort().values
+    num = len(u)
+    if num == 0 or u[0] < 0 or u[-1] > 1:
+        raise DataError("pit must hold at least one value, all within [0, 1]: give cdf(y)")
+    edges = torch.linspace(0, 1, num + 1, dtype=u.dtype, device=u.device)
+    start, end = edges[:-1], edges[1:]
+    # Equal mass transport: the i-th smallest value covers [start, end].
+    inside = ((u - start).square() + (end - u).square()) / 2
+    outside = (u - (start + end) / 2).abs() / num
+    return torch.where((u >= start) & (u <= end), inside, outside).sum()
+
+
+def crps(predictive: SupportsCrps, y: Tensor) -> Tensor:
+    r"""Return the mean continuous ranked probability score, in units of ``y``.
+
+    :math:`\int (F(x) - 1[y \le x])^2 \, dx = E|X - y| - \tfrac12 E|X - X'|`, per output. Gaussian
+    mixtures use the closed form, discrete ones the exact sum; others Gauss–Legendre quadrature of
+    the cdf in panels between its quantiles and ``y`` (relative error below 1e-4).
+    """
+    if predictive.batch_shape:
+        raise ShapeError(
+            f"crps takes one mixture per row, got batch_shape {predictive.batch_shape}; "
+            "score each of predictive.unbind(), or predictive.pool()"
+        )
+    y = y.double()
+    shape = predictive.mean.shape
+    if y.dim() == len(shape) + 1 and y.shape[-1] == 1:
+        y = y.squeeze(-1)
+    _check_same("predictive mean", predictive.mean, y)
+    gaussian = predictive.gaussian_components()
+    if gaussian is not None:
+        return crps_gaussian_mixture(*gaussian, y).mean()
+    return (_crps_sum if predictive.discrete else _crps_quadrature)(predictive, y).mean()
+
+
+def crps_gaussian_mixture(loc: Tensor, scale: Tensor, y: Tensor) -> Tensor:
+    r"""Return the CRPS of equal Gaussian mixtures (Grimit et al., 2006), per target.
+
+    :math:`\frac1S \sum_s A(y - \mu_s, \sigma_s) - \frac{1}{2S^2} \sum_{s,t}
+    A(\mu_s - \mu_t, \sqrt{\sigma_s^2 + \sigma_t^2})` with
+    :math:`A(m, \sigma) = E|N(m, \sigma^2)|`. Pairs are formed for a block of rows at a time.
+
+    Args:
+        loc, scale: Means and standard deviations, shape ``(S, *y.shape)``.
+        y: Targets.
+    """
+    if loc.shape != scale.shape or loc.shape[1:] != y.shape or loc.numel() == 0:
+        raise ShapeError(
+            f"loc {tuple(loc.shape)} and scale {tuple(scale.shape)} must have shape "
+            f"(S, *y.shape) for y of shape {tuple(y.shape)}, with at least one row"
+        )
+    num = loc.shape[0]
+    flat_loc, flat_scale = loc.reshape(num, -1), scale.reshape(num, -1)
+    error = _mean_absolute(y.reshape(-1) - flat_loc, flat_scale).mean(0)
+    size = max(1, _PAIRS_AT_ONCE // num**2)
+    blocks = [slice(i, i + size) for i in range(0, y.numel(), size)]
+    spread = torch.cat([_pairwise_spread(flat_loc[:, b], flat_scale[:, b]) for b in blocks])
+    return (error - spread / 2).reshape(y.shape)
+
+
+def _pairwise_spread(loc: Tensor, scale: Tensor) -> Tensor:
+    """Return ``E|X - X'|`` of mixtures with parameters ``(S, rows)``."""
+    pair_scale = torch.hypot(scale[:, None], scale[None])
+    return _mean_absolute(loc[:, None] - loc[None], pair_scale).mean((0, 1))
+
+
+def _mean_absolute(mean: Tensor, scale: Tensor) -> Tensor:
+    """Return ``E|N(mean, scale²)|``."""
+    t = mean / scale
+    density = torch.exp(-0.5 * t.square()) / math.sqrt(2 * math.pi)
+    signed: Tensor = mean * torch.special.erf(t / math.sqrt(2))
+    return 2 * scale * density + signed
+
+
+def _crps_quadrature(predictive: SupportsCrps, y: Tensor) -> Tensor:
+    ends = [predictive.quantile(q) for q in _PANEL_LEVELS]
+    split = torch.minimum(torch.maximum(y, ends[0]), ends[-1])
+    edges = torch.stack([*ends, split]).sort(0).values
+    total = (y - split).abs()  # beyond the last quantile the integrand is 1
+    for start, end in pairwise(edges.unbind()):
+        after = (start >= split).double()
+        for node, weight in zip(*_gauss_legendre(12), strict=True):
+            gap = predictive.cdf(start + (end - start) * node) - after
+            total = total + weight * (end - start) * gap.square()
+    return total
+
+
+def _gauss_legendre(num: int) -> tuple[list[float], list[float]]:
+    """Return nodes and weights on [0, 1] by Golub and Welsch's eigenvalue problem."""
+    k = torch.arange(1, num, dtype=torch.float64)
+    beta = k / (4 * k.square() - 1).sqrt()
+    nodes, vectors = torch.linalg.eigh(torch.diag(beta, 1) + torch.diag(beta, -1))
+    return ((nodes + 1) / 2).tolist(), vectors[0].square().tolist()
+
+
+def _crps_sum(predictive: SupportsCrps, y: Tensor) -> Tensor:
+    """Sum ``(F(k) - 1[y <= k])²`` over the integers from the first to the last that matter."""
+    check_finite("y", y)
+    low = torch.minimum(predictive.quantile(1e-9), y.floor())
+    high = torch.maximum(predictive.quantile(1 - 1e-9), y.ceil())
+    total = torch.zeros_like(y)
+    for offset in range(int((high - low).max()) + 1):
+        k = low + offset
+        total = total + (predictive.cdf(k) - (y <= k).double()).square()
+    return total
+
+
+# Classification ------------------------------------------------------------------------------
+
+
+def accuracy(predicted: Tensor, labels: Tensor) -> Tensor:
+    """Return the share of right labels, e.g. of ``predictive.mode``."""
+    _check_same("predicted", predicted, labels)
+    return (predicted == labels).double().mean()
+
+
+def brier(probs: Tensor, labels: Tensor) -> Tensor:
+    r"""Return the mean Brier score :math:`\sum_c (p_c - 1[y = c])^2`, between 0 and 2.
+
+    With two classes this is twice the binary score :math:`(p_1 - y)^2`.
+
+    Args:
+        probs: Shape ``(N, C)``.
+        labels: Whole numbers 0, …, C − 1, shape ``(N,)``.
+    """
+    _check_probs(probs, labels)
+    hot = torch.nn.functional.one_hot(labels.long(), probs.shape[-1])
+    return (probs - hot).square().sum(-1).mean()
+
+
+def ece(probs: Tensor, labels: Tensor, *, num_bins: int = 15) -> Tensor:
+    r"""Return the expected calibration error of the top class (Guo et al., 2017, eq. 3).
+
+    :math:`\sum_b \frac{n_b}{N} |\mathrm{accuracy}_b - \mathrm{confidence}_b|` over equal bins
+    ``(k/B, (k+1)/B]`` of the confidence.
+
+    Args:
+        probs: Shape ``(N, C)``.
+        labels: Whole numbers 0, …, C − 1, shape ``(N,)``.
+        num_bins: ``B``.
+    """
+    _check_probs(probs, labels)
+    check_positive_int("num_bins", num_bins)
+    confidence, predicted = probs.double().max(-1)
+    bins = ((confidence * num_bins).ceil() - 1).clamp(0, num_bins - 1).long()
+    gap = (predicted == labels).double() - confidence
+    per_bin = gap.new_zeros(num_bins).index_add(0, bins, gap)
+    return per_bin.abs().sum() / len(labels)
+
+
+def auroc(scores: Tensor, positives: Tensor) -> Tensor:
+    """Return the area under the ROC curve: P(score of a positive > of a negative), ties half.
+
+    Args:
+        scores: Higher means more likely positive, shape ``(N,)``.
+        positives: 0/1 or booleans, shape ``(N,)``.
+    """
+    _check_same("scores", scores, positives)
+    check_finite("scores", scores)
+    positive = positives == 1
+    num_positive = int(positive.sum())
+    num_negative = int((positives == 0).sum())
+    if num_positive + num_negative != len(scores) or num_positive * num_negative == 0:
+        raise DataError(
+            f"auroc needs labels 0 and 1, at least one of each; got {num_positive} ones and "
+            f"{num_negative} zeros among {len(scores)}"
+        )
+    negative_scores = scores[~positive].sort().values
+    positive_scores = scores[positive].contiguous()
+    below = torch.searchsorted(negative_scores, positive_scores).double().sum()
+    not_above = torch.searchsorted(negative_scores, positive_scores, right=True).double().sum()
+    above: Tensor = (below + not_above) / 2
+    return above / (num_positive * num_negative)
+
+
+# The door ------------------------------------------------------------------------------------
+
+
+def _check_same(name: str, value: Tensor, y: Tensor) -> None:
+    if value.shape != y.shape or value.numel() == 0:
+        raise ShapeError(
+            f"{name} of shape {tuple(value.shape)} and targets of shape {tuple(y.shape)} must "
+            "have the same shape and at least one row"
+        )
+
+
+def _check_interval(lower: Tensor, upper: Tensor, y: Tensor) -> None:
+    for name, value in (("lower", lower), ("upper", upper)):
+        _check_same(name, value, y)
+        check_finite(name, value)
+    check_finite("targets", y)
+    if not bool((lower <= upper).all()):
+        raise DataError("an interval has its lower end above its upper end")
+
+
+def _check_probs(probs: Tensor, labels: Tensor) -> None:
+    if probs.dim() != 2 or labels.shape != probs.shape[:1] or len(labels) == 0:
+        raise ShapeError(
+            f"expected probs (N, C) and labels (N,), got {tuple(probs.shape)} and "
+            f"{tuple(labels.shape)}"
+        )
+    check_finite("probs", probs)
+    check_finite("labels", labels)
+    if not bool(((probs >= 0) & (probs <= 1)).all()) or bool(
+        ((probs.double().sum(-1) - 1).abs() > 1e-3).any()
+    ):
+        raise DataError(
+            "probs must lie in [0, 1] and sum to 1 in every row: give softmax, not logits"
+        )
+    if not bool(((labels >= 0) & (labels < probs.shape[-1]) & (labels == labels.long())).all()):
+        raise DataError(f"labels must be whole numbers from 0 to {probs.shape[-1] - 1}")

@@ -1,0 +1,94 @@
+r"""The Gaussian with full covariance, ``q(g) = N(μ, L Lᵀ)``, ``L`` lower triangular."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import final
+
+import torch
+from torch import Tensor
+
+from whvi.posteriors.base import (
+    Device,
+    Posterior,
+    check_shape,
+    check_start,
+    empty_parameter,
+    standard_normal,
+)
+
+
+@final
+class FullGaussian(Posterior):
+    """``g = μ + L ε`` with one ``D × D`` Cholesky factor per block: ``D(D+1)/2`` numbers each.
+
+    Parameters: ``loc`` (μ) and ``log_diagonal`` (log L_kk) of shape ``shape``; ``lower`` (the rest
+    of L, row by row) of shape ``(*batch_shape, K, D(D−1)/2)``.
+
+    Args:
+        shape: ``(*batch_shape, K, D)``.
+    """
+
+    _lower_index: Tensor
+
+    def __init__(
+        self, shape: Sequence[int], *, device: Device = None, dtype: torch.dtype | None = None
+    ) -> None:
+        super().__init__()
+        shape = check_shape(shape)
+        size = shape[-1]
+        self.loc = empty_parameter(shape, device, dtype)
+        self.log_diagonal = empty_parameter(shape, device, dtype)
+        self.lower = empty_parameter((*shape[:-1], size * (size - 1) // 2), device, dtype)
+        rows, columns = torch.tril_indices(size, size, offset=-1, device=device)
+        self.register_buffer("_lower_index", rows * size + columns, persistent=False)
+        self.reset(1.0, 0.1)
+
+    @torch.no_grad()
+    def reset(
+        self, mean_std: float, scale: float, *, generator: torch.Generator | None = None
+    ) -> None:
+        """Draw ``μ ~ N(0, mean_std²)`` and set ``L = scale · I``."""
+        check_start(mean_std, scale)
+        self.loc.normal_(0.0, mean_std, generator=generator)
+        self.log_diagonal.fill_(math.log(scale))
+        self.lower.zero_()
+
+    @property
+    def scale_tril(self) -> Tensor:
+        """``L``, shape ``(*batch_shape, K, D, D)``, with a positive diagonal."""
+        size = self.loc.shape[-1]
+        flat = self.lower.new_zeros((*self.shape[:-1], size * size))
+        strict = flat.index_copy(-1, self._lower_index, self.lower)
+        return strict.view(*self.shape, size) + torch.diag_embed(self.log_diagonal.exp())
+
+    @property
+    def mean(self) -> Tensor:
+        """``μ``."""
+        return self.loc
+
+    @property
+    def variance(self) -> Tensor:
+        """``Σ_j L_kj²``."""
+        return self.scale_tril.square().sum(-1)
+
+    def covariance(self) -> Tensor:
+        """Return ``L Lᵀ``."""
+        scale_tril = self.scale_tril
+        return scale_tril @ scale_tril.mT
+
+    def mean_square(self) -> Tensor:
+        """Return ``(‖μ‖² + ‖L‖_F²) / n`` without forming ``L``."""
+        on_diagonal = (self.loc.square() + torch.exp(2 * self.log_diagonal)).sum((-2, -1))
+        return (on_diagonal + self.lower.square().sum((-2, -1))) / self.num_entries
+
+    def log_volume(self) -> Tensor:
+        """Return ``½ log det Σ = Σ_k log L_kk``."""
+        return self.log_diagonal.sum((-2, -1))
+
+    def _draw(self, num_draws: int, generator: torch.Generator | None) -> Tensor:
+        shape = (*self.batch_shape, num_draws, *self.shape[-2:])
+        noise = standard_normal(self.loc, shape, generator)
+        correlated = torch.einsum("...kde,...ike->...ikd", self.scale_tril, noise)
+        return self.loc.unsqueeze(-3) + correlated

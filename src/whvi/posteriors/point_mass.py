@@ -1,0 +1,81 @@
+"""A single point: no uncertainty, for MAP estimation and deterministic baselines."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import final
+
+import torch
+from torch import Tensor
+
+from whvi.errors import ConfigError
+from whvi.posteriors.base import (
+    Device,
+    Posterior,
+    check_shape,
+    check_start,
+    empty_parameter,
+    standard_normal_entropy,
+)
+from whvi.priors import FixedPrior, Prior
+
+
+@final
+class PointMass(Posterior):
+    """``g = loc`` with certainty.
+
+    Args:
+        shape: ``(*batch_shape, K, D)``.
+    """
+
+    def __init__(
+        self, shape: Sequence[int], *, device: Device = None, dtype: torch.dtype | None = None
+    ) -> None:
+        super().__init__()
+        self.loc = empty_parameter(check_shape(shape), device, dtype)
+        self.reset(1.0, 0.1)
+
+    @torch.no_grad()
+    def reset(
+        self, mean_std: float, scale: float, *, generator: torch.Generator | None = None
+    ) -> None:
+        """Draw ``loc ~ N(0, mean_std²)``; a point has no ``scale``, it is ignored."""
+        check_start(mean_std, scale)
+        self.loc.normal_(0.0, mean_std, generator=generator)
+
+    @property
+    def mean(self) -> Tensor:
+        """The point."""
+        return self.loc
+
+    @property
+    def variance(self) -> Tensor:
+        """Zero."""
+        return torch.zeros_like(self.loc)
+
+    def covariance(self) -> Tensor:
+        """Return zeros."""
+        return torch.diag_embed(torch.zeros_like(self.loc))
+
+    def log_volume(self) -> Tensor:
+        """Return ``−∞``: a point has no volume."""
+        return self.loc.new_full(self.batch_shape, -torch.inf)
+
+    def _draw(self, num_draws: int, generator: torch.Generator | None) -> Tensor:
+        return self.loc.unsqueeze(-3).expand(*self.batch_shape, num_draws, *self.shape[-2:])
+
+    def kl(self, prior: Prior, *, generator: torch.Generator | None = None) -> Tensor:
+        """Return ``−log p(loc) = ½ [‖loc‖²/λ + n log(2πλ)]``: minimising it is MAP estimation.
+
+        The KL of a point is infinite; this is its finite part, and it may be negative. With an
+        adaptive ``λ`` it has no lower bound (``loc`` and ``λ`` shrink together), so only a
+        :class:`FixedPrior` is accepted.
+        """
+        if not isinstance(prior, FixedPrior):
+            raise ConfigError(
+                "a point mass needs a FixedPrior: with an adaptive variance −log p(g) has no "
+                f"lower bound; got {type(prior).__name__}"
+            )
+        n = self.num_entries
+        kl_of_unit_volume = prior.kl(self.mean_square(), self.loc.new_zeros(self.batch_shape), n)
+        return kl_of_unit_volume + standard_normal_entropy(n)

@@ -1,0 +1,615 @@
+r"""The predictive distribution: in every row an equal mixture over the draws of the network.
+
+.. math:: p(y_n \mid x_n) = \frac{1}{S} \sum_{s=1}^{S} p(y_n \mid f^{(s)}(x_n))
+
+Shapes. Component parameters are ``(*batch_shape, S, N)`` for one output and
+``(*batch_shape, S, N, O)`` for several; every result drops the component axis ``S``, so a single
+output gives ``(*batch_shape, N)``. Numbers are in the user's units and computed in float64.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, NoReturn, final
+
+import torch
+from torch import Tensor
+
+from whvi.checks import check_positive_int
+from whvi.errors import ConfigError, DataError, NumericalError, ShapeError
+
+_LOG_2PI = math.log(2 * math.pi)
+_EPS = torch.finfo(torch.float64).eps
+_CHUNK_ELEMENTS = 1 << 19  # components × rows × outputs handled at a time: a few MB, cache-friendly
+
+
+def align_targets(
+    y: Tensor, batch_shape: tuple[int, ...], num_rows: int, num_outputs: int
+) -> Tensor:
+    """View targets as ``(..., 1, N, O)``, ready to meet function values ``(*batch, S, N, O)``.
+
+    Accepts ``(*batch_shape, N, O)`` and ``(N, O)`` (shared by all replicas), and for one output
+    also ``(*batch_shape, N)`` and ``(N,)``. Nothing is broadcast that was not asked for.
+    """
+    shape = tuple(y.shape)
+    if shape == (*batch_shape, num_rows, num_outputs) or shape == (num_rows, num_outputs):
+        return y.unsqueeze(-3)
+    if num_outputs == 1 and (shape == (*batch_shape, num_rows) or shape == (num_rows,)):
+        return y.unsqueeze(-1).unsqueeze(-3)
+    expected = [(*batch_shape, num_rows, num_outputs), (num_rows, num_outputs)]
+    if num_outputs == 1:
+        expected += [(*batch_shape, num_rows), (num_rows,)]
+    names = " or ".join(str(option) for option in dict.fromkeys(expected))
+    raise ShapeError(
+        f"targets have shape {shape}, but function values have {num_rows} rows, {num_outputs} "
+        f"output(s) and batch_shape {tuple(batch_shape)}: reshape the targets to {names}"
+    )
+
+
+def regularized_incomplete_beta(a: Tensor, b: Tensor, x: Tensor, complement: Tensor) -> Tensor:
+    r"""Compute :math:`I_x(a, b)` by its continued fraction (DLMF 8.17.22, modified Lentz).
+
+    Args:
+        a, b: Positive parameters.
+        x: Argument in [0, 1].
+        complement: ``1 - x``, handed over because ``x`` near 1 has lost its digits.
+    """
+    swap = x > (a + 1) / (a + b + 2)  # I_x(a, b) = 1 - I_{1-x}(b, a): take the fast side
+    a, b = torch.where(swap, b, a), torch.where(swap, a, b)
+    x, complement = torch.where(swap, complement, x), torch.where(swap, x, complement)
+    log_beta = torch.lgamma(a) + torch.lgamma(b) - torch.lgamma(a + b)
+    front = (torch.xlogy(a, x) + torch.xlogy(b, complement) - log_beta).exp() / a
+    result = front * _beta_fraction(a, b, x)
+    return torch.where(swap, 1 - result, result)
+
+
+def _beta_fraction(a: Tensor, b: Tensor, x: Tensor) -> Tensor:
+    """Sum the continued fraction of ``I_x(a, b)``; it takes O(sqrt(max(a, b))) terms."""
+    tiny = 1e-300
+    c = torch.ones_like(x)
+    d = 1 / (1 - (a + b) * x / (a + 1))
+    value = d.clone()
+    for m in range(1, 200 + int(5 * math.sqrt(float(torch.maximum(a, b).max())))):
+        even = m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m))
+        odd = -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1))
+        before = value
+        for term in (even, odd):
+            d = 1 / _away_from_zero(1 + term * d, tiny)
+            c = _away_from_zero(1 + term / c, tiny)
+            value = value * c * d
+        if not bool(((value - before).abs() > 8 * _EPS * value.abs()).any()):
+            break
+    return value
+
+
+def _away_from_zero(x: Tensor, tiny: float) -> Tensor:
+    return torch.where(x.abs() < tiny, tiny, x)
+
+
+class _Components(ABC):
+    """The S distributions of every row, elementwise over parameters of one common shape."""
+
+    name: str
+    discrete = False
+    event_dims = 0  # trailing axes of a parameter that belong to one outcome (class logits)
+
+    def __init__(self, *parameters: Tensor) -> None:
+        self.parameters = parameters
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> _Components:
+        """Apply one indexing or reshaping to every parameter."""
+        return type(self)(*(change(p) for p in self.parameters))
+
+    def _refuse(self, what: str) -> NoReturn:
+        raise ConfigError(f"a {self.name} predictive has no {what}")
+
+    def mean(self) -> Tensor:
+        self._refuse("mean; use probs")
+
+    def variance(self) -> Tensor:
+        self._refuse("variance; use entropy()")
+
+    def cdf(self, y: Tensor) -> Tensor:
+        self._refuse("cdf, quantiles or intervals; use probs")
+
+    def log_prob(self, y: Tensor) -> Tensor:
+        self._refuse("log_prob")
+
+    def sample(self, generator: torch.Generator | None) -> Tensor:
+        self._refuse("samples")
+
+    def class_probs(self) -> Tensor:
+        self._refuse("classes: probs, mode, entropy and mutual_information are for labels")
+
+
+@final
+class _Gaussian(_Components):
+    name = "Gaussian"
+
+    def mean(self) -> Tensor:
+        return self.parameters[0]
+
+    def variance(self) -> Tensor:
+        return self.parameters[1].square()
+
+    def cdf(self, y: Tensor) -> Tensor:
+        loc, scale = self.parameters
+        value: Tensor = torch.special.ndtr((y - loc) / scale)
+        return value
+
+    def log_prob(self, y: Tensor) -> Tensor:
+        loc, scale = self.parameters
+        return -0.5 * (((y - loc) / scale).square() + _LOG_2PI) - scale.log()
+
+    def sample(self, generator: torch.Generator | None) -> Tensor:
+        loc, scale = self.parameters
+        noise = torch.randn(loc.shape, generator=generator, dtype=loc.dtype, device=loc.device)
+        return loc + scale * noise
+
+
+@final
+class _StudentT(_Components):
+    """Parameters loc, scale (not the standard deviation) and df > 2."""
+
+    name = "Student-t"
+
+    def mean(self) -> Tensor:
+        return self.parameters[0]
+
+    def variance(self) -> Tensor:
+        _, scale, df = self.parameters
+        return scale.square() * df / (df - 2)
+
+    def cdf(self, y: Tensor) -> Tensor:
+        loc, scale, df = self.parameters
+        t = (y - loc) / scale
+        ratio = t.square() / df
+        x, complement = 1 / (1 + ratio), 1 / (1 + 1 / ratio)
+        half = torch.full_like(df, 0.5)
+        tail = 0.5 * regularized_incomplete_beta(df / 2, half, x, complement)
+        return torch.where(t > 0, 1 - tail, tail)
+
+    def log_prob(self, y: Tensor) -> Tensor:
+        loc, scale, df = self.parameters
+        return student_t_log_prob((y - loc) / scale, df) - scale.log()
+
+    def sample(self, generator: torch.Generator | None) -> Tensor:
+        # Bailey (1994): exact for any real df, and needs uniforms only.
+        loc, scale, df = self.parameters
+        u, v = torch.rand((2, *loc.shape), generator=generator, dtype=loc.dtype, device=loc.device)
+        radius = (df * torch.expm1(-2 / df * torch.log1p(-u))).sqrt()
+        return loc + scale * radius * torch.cos(2 * math.pi * v)
+
+
+def student_t_log_prob(t: Tensor, df: Tensor) -> Tensor:
+    """Return the log density of the standard Student-t with ``df`` degrees of freedom at ``t``.
+
+    The constant is taken in float64: the difference of two ``lgamma`` loses all digits of float32.
+    """
+    wide = df.double()
+    constant = torch.lgamma((wide + 1) / 2) - torch.lgamma(wide / 2) - 0.5 * (wide * math.pi).log()
+    return constant.to(t.dtype) - 0.5 * (df + 1) * torch.log1p(t.square() / df)
+
+
+def _keep_nan(y: Tensor, value: Tensor) -> Tensor:
+    """Return ``value``, but NaN where the target is NaN: comparisons would have hidden it."""
+    return torch.where(y.isnan(), y, value)
+
+
+@final
+class _Poisson(_Components):
+    name = "Poisson"
+    discrete = True
+
+    def mean(self) -> Tensor:
+        return self.parameters[0]
+
+    def variance(self) -> Tensor:
+        return self.parameters[0]
+
+    def cdf(self, y: Tensor) -> Tensor:
+        (rate,) = self.parameters
+        count = y.floor()
+        inside = torch.special.gammaincc(count.clamp_min(0) + 1, rate)
+        return _keep_nan(y, torch.where(count < 0, 0.0, inside))
+
+    def log_prob(self, y: Tensor) -> Tensor:
+        (rate,) = self.parameters
+        inside = torch.xlogy(y, rate) - rate - torch.lgamma(y + 1)
+        possible = (y >= 0) & (y == y.floor()) & y.isfinite()
+        return _keep_nan(y, torch.where(possible, inside, -math.inf))
+
+    def sample(self, generator: torch.Generator | None) -> Tensor:
+        return torch.poisson(self.parameters[0], generator=generator)
+
+
+@final
+class _Bernoulli(_Components):
+    name = "Bernoulli"
+    discrete = True
+
+    def mean(self) -> Tensor:
+        return self.parameters[0].sigmoid()
+
+    def variance(self) -> Tensor:
+        return self.parameters[0].sigmoid() * (-self.parameters[0]).sigmoid()
+
+    def cdf(self, y: Tensor) -> Tensor:
+        inside = torch.where(y >= 1, 1.0, (-self.parameters[0]).sigmoid())
+        return _keep_nan(y, torch.where(y < 0, 0.0, inside))
+
+    def log_prob(self, y: Tensor) -> Tensor:
+        inside = torch.nn.functional.logsigmoid((2 * y - 1) * self.parameters[0])
+        return _keep_nan(y, torch.where((y == 0) | (y == 1), inside, -math.inf))
+
+    def sample(self, generator: torch.Generator | None) -> Tensor:
+        return torch.bernoulli(self.mean(), generator=generator)
+
+    def class_probs(self) -> Tensor:
+        (logits,) = self.parameters
+        return torch.stack([(-logits).sigmoid(), logits.sigmoid()], dim=-1)
+
+
+@final
+class _Categorical(_Components):
+    name = "categorical"
+    discrete = True
+    event_dims = 1
+
+    def log_prob(self, y: Tensor) -> Tensor:
+        log_probs = self.parameters[0].log_softmax(-1)
+        label = y.long().clamp(0, log_probs.shape[-1] - 1)
+        label = label.expand(log_probs.shape[:-1]).unsqueeze(-1)
+        inside = log_probs.gather(-1, label).squeeze(-1)
+        return _keep_nan(y, torch.where(y == label.squeeze(-1), inside, -math.inf))
+
+    def sample(self, generator: torch.Generator | None) -> Tensor:
+        probs = self.class_probs()
+        flat = probs.reshape(-1, probs.shape[-1])
+        return torch.multinomial(flat, 1, generator=generator).reshape(probs.shape[:-1]).double()
+
+    def class_probs(self) -> Tensor:
+        return self.parameters[0].softmax(-1)
+
+
+class Interval(NamedTuple):
+    """Ends of a central predictive interval, each ``(*batch_shape, N[, O])``."""
+
+    lower: Tensor
+    upper: Tensor
+
+
+@final
+class Predictive:
+    """An equal mixture over S draws in every row; see the module's docstring for shapes.
+
+    Build one with :meth:`gaussian`, :meth:`student_t`, :meth:`poisson`, :meth:`bernoulli` or
+    :meth:`categorical`, or ask a likelihood for ``predictive(f)``. ``batch_dims`` tells how many
+    leading axes are replicas, each with a mixture of its own; :meth:`pool` makes them one.
+    """
+
+    def __init__(self, components: _Components, *, batch_dims: int = 0) -> None:
+        self._components = components
+        self._axis = batch_dims  # the component axis of parameters, the row axis of results
+        shape = tuple(components.parameters[0].shape)
+        layout = shape[: len(shape) - components.event_dims]
+        allowed = (2,) if components.event_dims else (2, 3)
+        if len(layout) - batch_dims not in allowed or 0 in shape[: batch_dims + 1]:
+            raise ShapeError(
+                f"{components.name} parameters have shape {shape} with batch_dims={batch_dims}; "
+                "expected (*batch, S, N) or (*batch, S, N, outputs) with S of at least 1 "
+                "(logits of a categorical: (*batch, S, N, classes))"
+            )
+        self.batch_shape: tuple[int, ...] = shape[:batch_dims]
+        self.num_components: int = shape[batch_dims]
+        self.num_rows: int = shape[batch_dims + 1]
+        self._output_shape = layout[batch_dims + 2 :]
+
+    @classmethod
+    def gaussian(cls, loc: Tensor, scale: Tensor, *, batch_dims: int = 0) -> Predictive:
+        """Mix Gaussians with means ``loc`` and standard deviations ``scale``."""
+        loc, scale = _wide(loc=loc, scale=scale)
+        _check_range("scale", scale, scale > 0, "above 0")
+        return cls(_Gaussian(loc, scale), batch_dims=batch_dims)
+
+    @classmethod
+    def student_t(
+        cls, loc: Tensor, scale: Tensor, df: Tensor, *, batch_dims: int = 0
+    ) -> Predictive:
+        """Mix Student-t's; ``scale`` is their scale parameter, std is scale·sqrt(df/(df − 2))."""
+        loc, scale, df = _wide(loc=loc, scale=scale, df=df)
+        _check_range("scale", scale, scale > 0, "above 0")
+        _check_range("df", df, df > 2, "above 2")
+        return cls(_StudentT(loc, scale, df), batch_dims=batch_dims)
+
+    @classmethod
+    def poisson(cls, rate: Tensor, *, batch_dims: int = 0) -> Predictive:
+        """Mix Poissons with means ``rate``."""
+        (rate,) = _wide(rate=rate)
+        _check_range("rate", rate, rate >= 0, "at least 0")
+        return cls(_Poisson(rate), batch_dims=batch_dims)
+
+    @classmethod
+    def bernoulli(cls, logits: Tensor, *, batch_dims: int = 0) -> Predictive:
+        """Mix Bernoullis with ``P(y = 1) = sigmoid(logits)``."""
+        return cls(_Bernoulli(*_wide(logits=logits)), batch_dims=batch_dims)
+
+    @classmethod
+    def categorical(cls, logits: Tensor, *, batch_dims: int = 0) -> Predictive:
+        """Mix categoricals with ``P(y = c) = softmax(logits)[c]`` on the last axis."""
+        return cls(_Categorical(*_wide(logits=logits)), batch_dims=batch_dims)
+
+    # Rows, replicas ------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        return self.num_rows
+
+    def __repr__(self) -> str:
+        return (
+            f"Predictive({self._components.name}, batch_shape={self.batch_shape}, "
+            f"num_components={self.num_components}, num_rows={self.num_rows}, "
+            f"num_outputs={math.prod(self._output_shape)})"
+        )
+
+    def __getitem__(self, rows: int | slice | Sequence[int] | Tensor) -> Predictive:
+        """Select rows; an integer keeps its axis, so the result has one row."""
+        if isinstance(rows, int):
+            if not -self.num_rows <= rows < self.num_rows:
+                raise IndexError(f"row {rows} of a predictive with {self.num_rows} rows")
+            rows = [rows]
+        index = (*[slice(None)] * (self._axis + 1), rows)
+        return self._with(lambda p: p[index])
+
+    def unbind(self) -> list[Predictive]:
+        """Split the first replica axis: one predictive per replica."""
+        if not self.batch_shape:
+            raise ShapeError("this predictive has no replicas to unbind: batch_shape is ()")
+        return [self._replica(r) for r in range(self.batch_shape[0])]
+
+    def pool(self) -> Predictive:
+        """Merge replicas and draws into one mixture of R·S components: a deep ensemble."""
+        return Predictive(self._components.map(lambda p: p.flatten(0, self._axis)))
+
+    @staticmethod
+    def cat(parts: Sequence[Predictive]) -> Predictive:
+        """Join predictives of the same family, replicas and draws along their rows."""
+        if not parts:
+            raise ShapeError("cannot join an empty list of predictives")
+        kinds = {(p._components.name, p.batch_shape, p.num_components) for p in parts}
+        tails = {p._components.parameters[0].shape[p._axis + 2 :] for p in parts}
+        if len(kinds) > 1 or len(tails) > 1:
+            raise ShapeError(f"cannot join different predictives along rows: {list(parts)}")
+        axis = parts[0]._axis
+        columns = zip(*(p._components.parameters for p in parts), strict=True)
+        joined = [torch.cat(column, dim=axis + 1) for column in columns]
+        return Predictive(type(parts[0]._components)(*joined), batch_dims=axis)
+
+    # Moments -------------------------------------------------------------------------------
+
+    @property
+    def mean(self) -> Tensor:
+        """Mean in the user's units (``P(y = 1)`` for Bernoulli)."""
+        return self._components.mean().mean(self._axis)
+
+    @property
+    def variance(self) -> Tensor:
+        """Total variance, noise included: ``epistemic**2 + aleatoric**2``."""
+        return self._between() + self._components.variance().mean(self._axis)
+
+    @property
+    def std(self) -> Tensor:
+        """Total standard deviation, noise included."""
+        return self.variance.sqrt()
+
+    @property
+    def epistemic(self) -> Tensor:
+        """Standard deviation of the draws' means: what more data would reduce."""
+        return self._between().sqrt()
+
+    @property
+    def aleatoric(self) -> Tensor:
+        """Standard deviation of the noise: the root of the draws' mean variance."""
+        return self._components.variance().mean(self._axis).sqrt()
+
+    # Distribution --------------------------------------------------------------------------
+
+    def log_prob(self, y: Tensor) -> Tensor:
+        """Return ``log p(y)`` in nats, ``(*batch_shape, N)``; outputs of a row count jointly.
+
+        The mean over draws is taken inside the log and by log-sum-exp. Targets off a discrete
+        support have probability zero; NaN targets give NaN.
+        """
+        per_draw = self._components.log_prob(self._align(y))
+        if self._output_shape:
+            per_draw = per_draw.sum(-1)
+        return per_draw.logsumexp(self._axis) - math.log(self.num_components)
+
+    def cdf(self, y: Tensor | float) -> Tensor:
+        """Return ``P(Y <= y)`` per row and output; ``y`` as for targets, or one number."""
+        return self._components.cdf(self._align(y)).mean(self._axis)
+
+    @torch.no_grad()
+    def quantile(self, q: float | Sequence[float] | Tensor) -> Tensor:
+        """Return the smallest ``y`` with ``cdf(y) >= q``, to float64 precision of the cdf.
+
+        Args:
+            q: A level in (0, 1), or K of them.
+
+        Returns:
+            ``(*batch_shape, N[, O])`` for one level, with a leading axis K for several.
+        """
+        levels = torch.as_tensor(q, dtype=torch.float64)
+        if levels.dim() > 1 or not bool(((levels > 0) & (levels < 1)).all()):
+            raise ConfigError(f"quantile levels must lie strictly between 0 and 1, got {q}")
+        if levels.dim() == 1:
+            return torch.stack([self.quantile(float(level)) for level in levels])
+        per_row = max(1, self._components.parameters[0].numel() // max(1, self.num_rows))
+        size = max(1, _CHUNK_ELEMENTS // per_row)
+        starts = range(0, self.num_rows, size)
+        parts = [self[i : i + size]._quantile(float(levels)) for i in starts]
+        return torch.cat(parts, dim=self._axis) if parts else self.mean
+
+    def interval(self, level: float) -> Interval:
+        """Return the central interval that holds probability ``level``, as (lower, upper)."""
+        if not 0 < level < 1:
+            raise ConfigError(f"interval level must lie strictly between 0 and 1, got {level!r}")
+        return Interval(self.quantile((1 - level) / 2), self.quantile((1 + level) / 2))
+
+    def sample(self, num_samples: int, *, generator: torch.Generator | None = None) -> Tensor:
+        """Draw ``(num_samples, *batch_shape, N[, O])`` outcomes, noise included.
+
+        One sample follows one draw of the network through all its rows, with fresh noise per row.
+        """
+        check_positive_int("num_samples", num_samples)
+        device = self._components.parameters[0].device
+        shape = (num_samples, *self.batch_shape)
+        draw = torch.randint(self.num_components, shape, generator=generator, device=device)
+
+        def choose(p: Tensor) -> Tensor:
+            rest = p.shape[self._axis + 1 :]
+            index = draw.reshape(*shape, 1, *[1] * len(rest)).expand(*shape, 1, *rest)
+            return (
+                p.expand(num_samples, *p.shape)
+                .gather(self._axis + 1, index)
+                .squeeze(self._axis + 1)
+            )
+
+        return self._components.map(choose).sample(generator)
+
+    # Classes -------------------------------------------------------------------------------
+
+    @property
+    def probs(self) -> Tensor:
+        """Class probabilities ``(*batch_shape, N[, O], C)``; Bernoulli has C = 2."""
+        return self._components.class_probs().mean(self._axis)
+
+    @property
+    def mode(self) -> Tensor:
+        """Most probable class, int64; the lowest label among equals."""
+        return self.probs.argmax(-1)
+
+    def entropy(self) -> Tensor:
+        """Entropy of the class probabilities in nats: total uncertainty."""
+        return _entropy(self.probs)
+
+    def mutual_information(self) -> Tensor:
+        """Entropy minus the draws' mean entropy, in nats: epistemic uncertainty, >= 0."""
+        within = _entropy(self._components.class_probs()).mean(self._axis)
+        return (self.entropy() - within).clamp_min(0)
+
+    def gaussian_components(self) -> tuple[Tensor, Tensor] | None:
+        """Return (loc, scale) of Gaussian components, for closed forms; else ``None``."""
+        if not isinstance(self._components, _Gaussian):
+            return None
+        loc, scale = self._components.parameters
+        return loc, scale
+
+    @property
+    def discrete(self) -> bool:
+        """Whether outcomes are integers."""
+        return self._components.discrete
+
+    # Inner rooms ---------------------------------------------------------------------------
+
+    def _with(self, change: Callable[[Tensor], Tensor]) -> Predictive:
+        return Predictive(self._components.map(change), batch_dims=self._axis)
+
+    def _replica(self, r: int) -> Predictive:
+        return Predictive(self._components.map(lambda p: p[r]), batch_dims=self._axis - 1)
+
+    def _align(self, y: Tensor | float) -> Tensor:
+        """Bring targets to the components' layout, float64."""
+        like = self._components.parameters[0]
+        y = torch.as_tensor(y, dtype=like.dtype, device=like.device)
+        if y.dim() == 0:
+            return y
+        outputs = self._output_shape[0] if self._output_shape else 1
+        aligned = align_targets(y, self.batch_shape, self.num_rows, outputs)
+        return aligned if self._output_shape else aligned.squeeze(-1)
+
+    def _between(self) -> Tensor:
+        means = self._components.mean()
+        return (means - means.mean(self._axis, keepdim=True)).square().mean(self._axis)
+
+    def _cdf_at(self, x: Tensor) -> Tensor:
+        return self._components.cdf(x.unsqueeze(self._axis)).mean(self._axis)
+
+    def _density_at(self, x: Tensor) -> Tensor:
+        return self._components.log_prob(x.unsqueeze(self._axis)).exp().mean(self._axis)
+
+    def _quantile(self, q: float) -> Tensor:
+        # Cantelli: any distribution's quantile is this close to its mean, so no search is needed.
+        mean, std = self.mean, self.std
+        lower = mean - std * math.sqrt((1 - q) / q)
+        upper = mean + std * math.sqrt(q / (1 - q))
+        if self._components.discrete:
+            return _smallest_integer(self._cdf_at, q, lower.floor() - 1, upper.ceil())
+        return _root(self._cdf_at, self._density_at, q, lower, upper)
+
+
+def _entropy(probs: Tensor) -> Tensor:
+    terms: Tensor = torch.special.entr(probs)
+    return terms.sum(-1)
+
+
+def _smallest_integer(
+    cdf: Callable[[Tensor], Tensor], q: float, lower: Tensor, upper: Tensor
+) -> Tensor:
+    """Bisect integers, keeping ``cdf(lower) < q <= cdf(upper)``."""
+    lower = lower.clamp_min(-1)
+    while bool((upper - lower > 1).any()):
+        middle = ((lower + upper) / 2).floor()
+        above = cdf(middle) >= q
+        upper, lower = torch.where(above, middle, upper), torch.where(above, lower, middle)
+    return upper
+
+
+def _root(
+    cdf: Callable[[Tensor], Tensor],
+    density: Callable[[Tensor], Tensor],
+    q: float,
+    lower: Tensor,
+    upper: Tensor,
+) -> Tensor:
+    """Solve ``cdf(x) = q`` by Newton steps, replaced by bisection where they do not help.
+
+    ``lower`` and ``upper`` are Cantelli's, ``std / sqrt(q (1 - q))`` apart.
+    """
+    x, previous = (lower + upper) / 2, torch.full_like(lower, math.inf)
+    std = (upper - lower) * math.sqrt(q * (1 - q))
+    for _ in range(200):
+        gap = cdf(x) - q
+        upper, lower = torch.where(gap >= 0, x, upper), torch.where(gap < 0, x, lower)
+        newton = x - gap / density(x)
+        helps = (newton >= lower) & (newton <= upper) & (gap.abs() < previous / 2)
+        step = torch.where(helps, newton, (lower + upper) / 2)
+        step = torch.where(gap.abs() <= 8 * _EPS * q, x, step)  # the cdf knows no better
+        moved, x, previous = (step - x).abs(), step, gap.abs()
+        if not bool((moved > 2 * _EPS * (x.abs() + std)).any()):
+            break
+    return x
+
+
+def _wide(**parameters: Tensor) -> list[Tensor]:
+    """Bring parameters to one shape and float64, refusing NaN and infinity by name."""
+    for name, p in parameters.items():
+        bad = ~torch.isfinite(p.detach())
+        if bool(bad.any()):
+            where = tuple(bad.nonzero()[0].tolist())
+            raise NumericalError(
+                f"predictive parameter {name} holds {int(bad.sum())} values that are not finite "
+                f"(first: {p[where].item()} at index {where}); the network's outputs overflowed"
+            )
+    first, *others = parameters.values()
+    try:
+        return [first.double(), *(p.double().expand(first.shape) for p in others)]
+    except RuntimeError as error:
+        shapes = {name: tuple(p.shape) for name, p in parameters.items()}
+        raise ShapeError(f"all parameters must fit the shape of the first: {shapes}") from error
+
+
+def _check_range(name: str, p: Tensor, possible: Tensor, range_: str) -> None:
+    if not bool(possible.all()):
+        raise DataError(f"{name} must be {range_}, got {p.min().item()}")

@@ -1,0 +1,225 @@
+"""Where batches come from: tensors in memory, or any iterable of ``(x, y)``.
+
+The order of rows in memory is a pure function of (seed + replica, epoch), so that a resumed run
+sees the same batches. A source is asked for the batches from a given step on.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from collections.abc import Iterable, Iterator, Sized
+from typing import Protocol, cast, final
+
+import torch
+from torch import Tensor
+
+from whvi.checks import check_finite, check_positive_int
+from whvi.errors import ConfigError, DataError, ShapeError
+from whvi.functions import check_rows, row_axis
+from whvi.training.config import FitConfig
+from whvi.training.distributed import Ranks
+from whvi.training.seeds import seeded_generator
+
+Batch = tuple[Tensor, Tensor]
+
+
+class BatchSource(Protocol):
+    """An endless supply of batches that can be entered at any step."""
+
+    num_data: int
+
+    def batches(self, start: int) -> Iterator[Batch]:
+        """Yield ``(x, y)`` of step ``start``, ``start + 1``, … without end."""
+        ...
+
+    def fingerprint(self) -> dict[str, object]:
+        """Return what identifies the data, as plain values."""
+        ...
+
+
+def epoch_order(num_rows: int, seed: int, epoch: int) -> Tensor:
+    """Return the permutation of the rows in ``epoch``: a pure function of its arguments."""
+    return torch.randperm(num_rows, generator=seeded_generator("order", seed, epoch))
+
+
+@final
+class TensorBatches:
+    """Minibatches of tensors in memory, each replica in its own order.
+
+    Rows left over when ``batch_size`` does not divide their number wait for the next epoch, so
+    all batches have the same size and every row the same chance.
+
+    Args:
+        x: ``(N, ...)`` shared by the replicas or ``(*batch_shape, N, ...)``.
+        y: ``(N[, out])`` or ``(*batch_shape, N[, out])``.
+        batch_shape: Replicas of the model.
+        batch_size: ``B`` over all ranks; each rank gets its own ``B / world_size`` rows.
+        seed: Seed of the order; replica ``r`` uses ``seed + r``.
+        ranks: Which share of each batch is ours.
+    """
+
+    def __init__(
+        self,
+        x: Tensor,
+        y: Tensor,
+        batch_shape: tuple[int, ...],
+        batch_size: int,
+        seed: int,
+        ranks: Ranks,
+    ) -> None:
+        check_rows(x, batch_shape)
+        axis = row_axis(x, batch_shape)
+        self.num_data = x.shape[axis]
+        if self.num_data == 0:
+            raise DataError("there are no rows to train on")
+        self._fingerprint_of = (x, y)
+        self._batch_shape = batch_shape
+        self._batch_size = min(batch_size, self.num_data)
+        self._share = ranks.share(self._batch_size)
+        self._seeds = [seed + r for r in range(torch.Size(batch_shape).numel())]
+        self._x_per_replica = axis > 0
+        self._x = x.reshape(-1, *x.shape[axis + 1 :])
+        self._y_per_replica = targets_are_per_replica(y, batch_shape, self.num_data)
+        y_axis = len(batch_shape) if self._y_per_replica else 0
+        self._y = y.reshape(-1, *y.shape[y_axis + 1 :])
+
+    def batches(self, start: int) -> Iterator[Batch]:
+        """Yield the batches of step ``start``, ``start + 1``, … without end."""
+        per_epoch = self.num_data // self._batch_size
+        first_epoch, skip = divmod(start, per_epoch)
+        for epoch in itertools.count(first_epoch):
+            x_rows, y_rows = self._rows(epoch)
+            for i in range(skip, per_epoch):
+                yield self._take(self._x, x_rows[i]), self._take(self._y, y_rows[i])
+            skip = 0
+
+    def fingerprint(self) -> dict[str, object]:
+        """Return the number of rows and the SHA-256 of both tensors."""
+        x, y = self._fingerprint_of
+        return {"num_data": self.num_data, "x": tensor_digest(x), "y": tensor_digest(y)}
+
+    def _rows(self, epoch: int) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+        """Return, for every step of the epoch, flat row numbers into ``x`` and into ``y``."""
+        size, n = self._batch_size, self.num_data
+        steps = n // size
+        order = torch.stack([epoch_order(n, seed, epoch) for seed in self._seeds])
+        shared = order[:, : steps * size].reshape(-1, steps, size)[:, :, self._share]
+        own = shared + n * torch.arange(len(self._seeds)).reshape(-1, 1, 1)
+
+        def per_step(rows: Tensor) -> tuple[Tensor, ...]:
+            return rows.transpose(0, 1).reshape(steps, -1).to(self._x.device).unbind(0)
+
+        x_rows = per_step(own if self._x_per_replica else shared)
+        if self._x_per_replica == self._y_per_replica:
+            return x_rows, x_rows
+        return x_rows, per_step(own if self._y_per_replica else shared)
+
+    def _take(self, rows: Tensor, index: Tensor) -> Tensor:
+        batch = rows.index_select(0, index)
+        if not self._batch_shape:
+            return batch
+        return batch.view(*self._batch_shape, -1, *rows.shape[1:])
+
+
+@final
+class LoaderBatches:
+    """Batches of a ``DataLoader`` or another iterable that can be iterated again and again.
+
+    If it has ``set_epoch`` (or its ``sampler`` has), that is called before each epoch. Resuming
+    is exact only if the order depends on nothing but the epoch. In distributed training the
+    loader itself must give each rank its share (``DistributedSampler``).
+    """
+
+    def __init__(self, loader: Iterable[Batch], num_data: int, device: torch.device) -> None:
+        check_positive_int("num_data", num_data)
+        self.num_data = num_data
+        self._loader = loader
+        self._device = device
+
+    def batches(self, start: int) -> Iterator[Batch]:
+        """Yield the batches of step ``start``, ``start + 1``, … without end."""
+        per_epoch = len(self._loader) if isinstance(self._loader, Sized) else None
+        first_epoch, skip = divmod(start, per_epoch) if per_epoch else (0, start)
+        for epoch in itertools.count(first_epoch):
+            self._set_epoch(epoch)
+            seen = 0
+            for x, y in self._loader:
+                seen += 1
+                if seen > skip:
+                    yield x.to(self._device), y.to(self._device)
+            if seen == 0:
+                raise DataError(
+                    f"the data gave no batch in epoch {epoch}; pass a DataLoader or list that "
+                    "can be iterated again, not a generator"
+                )
+            skip = max(skip - seen, 0)
+
+    def fingerprint(self) -> dict[str, object]:
+        """Return the number of rows: the content of an iterable is not known in advance."""
+        return {"num_data": self.num_data}
+
+    def _set_epoch(self, epoch: int) -> None:
+        for part in (self._loader, getattr(self._loader, "sampler", None)):
+            set_epoch = getattr(part, "set_epoch", None)
+            if set_epoch is not None:
+                set_epoch(epoch)
+
+
+def targets_are_per_replica(y: Tensor, batch_shape: tuple[int, ...], num_rows: int) -> bool:
+    """Tell ``(*batch_shape, N, ...)`` from ``(N, ...)``; refuse what is neither."""
+    k = len(batch_shape)
+    if k > 0 and y.shape[: k + 1] == (*batch_shape, num_rows):
+        return True
+    if y.dim() > 0 and y.shape[0] == num_rows:
+        return False
+    raise ShapeError(
+        f"y must lead with (N,) or (*batch_shape, N) for N = {num_rows} rows of x and "
+        f"batch_shape {batch_shape}, got shape {tuple(y.shape)}"
+    )
+
+
+def check_tensors(name: str, x: Tensor, y: Tensor, device: torch.device) -> None:
+    """Refuse tensors on another device than the model's or with values that are not finite."""
+    for part, tensor in ((f"{name} x", x), (f"{name} y", y)):
+        if tensor.device != device:
+            raise ShapeError(f"{part} is on {tensor.device}, but the model is on {device}")
+        check_finite(part, tensor)
+
+
+def batch_source(
+    data: Batch | Iterable[Batch],
+    *,
+    config: FitConfig,
+    num_data: int | None,
+    batch_shape: tuple[int, ...],
+    ranks: Ranks,
+    device: torch.device,
+) -> BatchSource:
+    """Make the source that suits ``data``: a pair of tensors, or an iterable of such pairs."""
+    pair = tensor_pair(data)
+    if pair is None:
+        if num_data is None:
+            raise ConfigError("an iterable of batches needs num_data, its number of rows")
+        return LoaderBatches(cast(Iterable[Batch], data), num_data, device)
+    x, y = pair
+    check_tensors("training", x, y, device)
+    source = TensorBatches(x, y, batch_shape, config.batch_size, config.seed, ranks)
+    if num_data is not None and num_data != source.num_data:
+        raise ConfigError(f"num_data is {num_data}, but the data has {source.num_data} rows")
+    return source
+
+
+def tensor_pair(data: Batch | Iterable[Batch]) -> Batch | None:
+    """Return ``data`` if it is a pair of tensors, else ``None``."""
+    match data:
+        case (Tensor() as x, Tensor() as y):
+            return x, y
+    return None
+
+
+def tensor_digest(x: Tensor) -> str:
+    """Return the SHA-256 of the type, shape and values of ``x``."""
+    digest = hashlib.sha256(f"{x.dtype} {tuple(x.shape)}".encode())
+    digest.update(x.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()

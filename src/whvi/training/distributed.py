@@ -1,0 +1,91 @@
+r"""Training on several processes, one batch split among them.
+
+Each rank computes ``L_w = (N / B_w) Σ_{own rows} E[log p] − β KL`` with ``B_w = B / W``. The mean
+over the ranks is ``(N / B) Σ_{all rows} E[log p] − β KL``: the objective of one process, the KL
+counted once. So averaged gradients are all that is needed. ``DistributedDataParallel`` averages
+those of the module it wraps; :func:`average_gradients` does it for all others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from whvi.errors import ConfigError
+
+
+class Ranks(NamedTuple):
+    """Which process of how many this is."""
+
+    rank: int = 0
+    world_size: int = 1
+
+    def share(self, batch_size: int) -> slice:
+        """Return this rank's rows of a batch; all ranks get equally many."""
+        size, rest = divmod(batch_size, self.world_size)
+        if rest:
+            raise ConfigError(
+                f"a batch of {batch_size} rows cannot be split equally among {self.world_size} "
+                "processes; choose a multiple"
+            )
+        return slice(self.rank * size, (self.rank + 1) * size)
+
+
+def current_ranks() -> Ranks:
+    """Return rank and world size of ``torch.distributed``, or one process if it is not in use."""
+    if dist.is_available() and dist.is_initialized():
+        return Ranks(dist.get_rank(), dist.get_world_size())
+    return Ranks()
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """Return the module inside ``DistributedDataParallel``, or ``model`` itself."""
+    if isinstance(model, DistributedDataParallel):
+        inner: nn.Module = model.module
+        return inner
+    return model
+
+
+def unmanaged_parameters(
+    model: nn.Module, parameters: Iterable[nn.Parameter]
+) -> list[nn.Parameter]:
+    """Return those ``parameters`` whose gradients nobody averages yet."""
+    managed = set(model.parameters()) if isinstance(model, DistributedDataParallel) else set()
+    return [parameter for parameter in parameters if parameter not in managed]
+
+
+def average_gradients(parameters: Sequence[nn.Parameter], extra: Tensor) -> Tensor:
+    """Average gradients over the ranks in place, and ``extra`` with them, in one message.
+
+    Returns:
+        The mean of ``extra``, a vector, over the ranks.
+    """
+    gradients = [p.grad for p in parameters if p.grad is not None]
+    flat = torch.cat([*(g.reshape(-1) for g in gradients), extra])
+    dist.all_reduce(flat)
+    flat /= dist.get_world_size()
+    sizes = [g.numel() for g in gradients]
+    *parts, mean = torch.split(flat, [*sizes, extra.numel()])
+    for gradient, part in zip(gradients, parts, strict=True):
+        gradient.copy_(part.view_as(gradient))
+    return mean
+
+
+def broadcast_from_first(tensors: Iterable[Tensor]) -> None:
+    """Give every rank the values of rank 0."""
+    for tensor in tensors:
+        dist.broadcast(tensor.detach(), src=0)
+
+
+def gather_rows(row: Tensor, ranks: Ranks) -> Tensor:
+    """Stack one vector per rank, shape ``(world_size, n)``."""
+    if ranks.world_size == 1:
+        return row.unsqueeze(0)
+    rows = [torch.empty_like(row) for _ in range(ranks.world_size)]
+    dist.all_gather(rows, row)
+    return torch.stack(rows)

@@ -1,0 +1,60 @@
+"""Which kernel runs: the compiled one, or none and why.
+
+Environment variables, read once at import: ``WHVI_KERNEL=0`` turns the compiled kernel off,
+``WHVI_ISA`` (``avx512``, ``avx2``, ``baseline``) chooses its instruction set.
+"""
+
+from __future__ import annotations
+
+import os
+from types import ModuleType
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+_KERNEL_DTYPES = {torch.float32: 4, torch.float64: 8}
+
+
+class Backend(NamedTuple):
+    """The compiled kernel, if it is active, and a sentence that says so or why not."""
+
+    kernel: ModuleType | None
+    reason: str
+
+
+def _load() -> Backend:
+    if os.environ.get("WHVI_KERNEL", "1") == "0":
+        return Backend(None, "turned off by WHVI_KERNEL=0")
+    try:
+        from whvi.transforms import _kernel
+    except ImportError as error:
+        return Backend(None, f"not built or not loadable ({error}); install a C compiler and rebuild")
+    return Backend(_kernel, "compiled kernel active")
+
+
+backend = _load()
+kernel = backend.kernel
+
+
+def kernel_takes(x: Tensor) -> bool:
+    """Tell whether the compiled kernel may read the memory of ``x``."""
+    return (
+        kernel is not None
+        and x.dtype in _KERNEL_DTYPES
+        and x.device.type == "cpu"
+        and type(x) in (Tensor, torch.nn.Parameter)
+    )
+
+
+def is_tracing() -> bool:
+    """Tell whether values are symbolic now: torch.compile or torch.export is looking on."""
+    return torch.compiler.is_compiling()
+
+
+def is_transformed() -> bool:
+    """Tell whether torch.func or forward-mode differentiation is active: tensors are wrapped."""
+    return (
+        torch._C._are_functorch_transforms_active()
+        or torch.autograd.forward_ad._current_level >= 0
+    )

@@ -1,0 +1,204 @@
+r"""``fwht(x)``: multiply by the orthonormal Walsh-Hadamard matrix ``H`` in O(D log D).
+
+``H`` is symmetric and its own inverse, so the gradient of the transform is the transform. The
+public function is a front door that picks how to run it: the compiled kernel on CPU tensors, an
+operator that torch.compile can see, a function that torch.func can differentiate, or plain torch.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from whvi.checks import is_power_of_two
+from whvi.errors import ShapeError
+from whvi.transforms.backend import is_tracing, is_transformed, kernel, kernel_takes
+from whvi.transforms.plain import fwht_plain
+
+_HALF_TYPES = (torch.float16, torch.bfloat16)
+
+
+def fwht(x: Tensor, *, dim: int = -1, normalize: bool = True, out: Tensor | None = None) -> Tensor:
+    r"""Walsh-Hadamard transform along one dimension, natural (Sylvester) order.
+
+    ``y = H x`` with ``H[i, k] = D**-0.5 (-1)**popcount(i & k)``; ``fwht(fwht(x)) == x``.
+
+    Args:
+        x: Any shape; the size ``D`` of ``dim`` is a power of two. float32 and float64 are native;
+            float16 and bfloat16 are computed in float32.
+        dim: The dimension to transform.
+        normalize: Scale by ``D**-0.5`` (orthonormal). Without it entries grow up to ``D``-fold.
+        out: Where to write the result: same shape, dtype and device. Not differentiable.
+
+    Returns:
+        A new tensor of the shape of ``x`` (or ``out``); ``x`` is not changed. Sums are formed
+        before scaling, so entries beyond ``max / D`` of the data type may overflow.
+    """
+    _check(x, dim)
+    if dim != -1 and dim != x.dim() - 1:
+        moved = fwht(x.movedim(dim, -1), normalize=normalize).movedim(-1, dim)
+        return moved.contiguous() if out is None else _copy_out(moved, out)
+    if out is not None:
+        return _write(x, out, normalize)
+    return _transform(x, normalize)
+
+
+def fwht_(x: Tensor, *, dim: int = -1, normalize: bool = True) -> Tensor:
+    """Transform ``x`` in place along ``dim`` and return it; see :func:`fwht`."""
+    _check(x, dim)
+    if x.requires_grad and torch.is_grad_enabled():
+        return x.copy_(fwht(x, dim=dim, normalize=normalize))
+    return fwht(x, dim=dim, normalize=normalize, out=x)
+
+
+def _check(x: Tensor, dim: int) -> None:
+    if not isinstance(x, Tensor):
+        raise ShapeError(f"fwht needs a torch.Tensor, got {type(x).__name__}")
+    if not x.dtype.is_floating_point:
+        raise ShapeError(f"fwht needs a floating-point tensor, got {x.dtype}; convert it first")
+    if not -x.dim() <= dim < x.dim():
+        raise ShapeError(f"fwht: dim {dim} is out of range for shape {tuple(x.shape)}")
+    if not is_power_of_two(x.shape[dim]):
+        raise ShapeError(
+            f"fwht needs a power of two along dim {dim}, got size {x.shape[dim]} "
+            f"(shape {tuple(x.shape)}); pad with zeros to the next power of two"
+        )
+
+
+def _transform(x: Tensor, normalize: bool) -> Tensor:
+    if x.dtype in _HALF_TYPES:
+        return _transform(x.float(), normalize).to(x.dtype)
+    if is_tracing():
+        use_plain = kernel is None or torch.compiler.is_exporting() or x.device.type != "cpu"
+        return fwht_plain(x, normalize) if use_plain else _operator(x, normalize)
+    if is_transformed():
+        return _Composable.apply(x, normalize)  # type: ignore[no-untyped-call, no-any-return]
+    if not kernel_takes(x):
+        return fwht_plain(x, normalize)
+    if x.requires_grad and torch.is_grad_enabled():
+        return _Direct.apply(x, normalize)  # type: ignore[no-untyped-call, no-any-return]
+    return _run(x, normalize)
+
+
+def _run(x: Tensor, normalize: bool) -> Tensor:
+    """Run on real memory, outside autograd."""
+    if not kernel_takes(x):
+        return fwht_plain(x, normalize)
+    result = torch.empty(x.shape, dtype=x.dtype)
+    _call_kernel(x.detach().contiguous(), result, normalize)
+    return result
+
+
+def _call_kernel(source: Tensor, target: Tensor, normalize: bool) -> None:
+    assert kernel is not None  # every caller has asked kernel_takes
+    size = source.shape[-1]
+    kernel.fwht(
+        source.element_size(),
+        torch.get_num_threads(),
+        source.data_ptr(),
+        target.data_ptr(),
+        source.numel() // size,
+        size,
+        normalize,
+    )
+
+
+def _write(x: Tensor, out: Tensor, normalize: bool) -> Tensor:
+    _check_out(x, out)
+    shares_memory = x.data_ptr() != out.data_ptr() and _same_storage(x, out)
+    direct = kernel_takes(x) and kernel_takes(out) and out.is_contiguous() and x.is_contiguous()
+    if direct and not shares_memory:
+        _call_kernel(x, out, normalize)
+        # the kernel wrote behind autograd's back: let saved-tensor checks notice
+        torch._C._autograd._unsafe_set_version_counter((out,), (out._version + 1,))
+        return out
+    return _copy_out(_transform(x, normalize), out)
+
+
+def _copy_out(result: Tensor, out: Tensor) -> Tensor:
+    _check_out(result, out)
+    return out.copy_(result)
+
+
+def _check_out(x: Tensor, out: Tensor) -> None:
+    if (out.shape, out.dtype, out.device) != (x.shape, x.dtype, x.device):
+        raise ShapeError(
+            f"out must be {tuple(x.shape)} {x.dtype} on {x.device}, "
+            f"got {tuple(out.shape)} {out.dtype} on {out.device}"
+        )
+    if torch.is_grad_enabled() and (x.requires_grad or out.requires_grad):
+        raise ShapeError("fwht(out=...) is not differentiable: use it under torch.no_grad()")
+
+
+def _same_storage(x: Tensor, y: Tensor) -> bool:
+    return x.untyped_storage().data_ptr() == y.untyped_storage().data_ptr()
+
+
+class _Direct(torch.autograd.Function):
+    """Least overhead: for ordinary autograd. Its backward is differentiable in turn."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, normalize: bool) -> Tensor:
+        ctx.normalize = normalize
+        return _run(x, normalize)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        return _transform(grads[0], ctx.normalize), None
+
+
+class _Composable(torch.autograd.Function):
+    """For torch.func and forward mode: rules for vmap and jvp, the kernel at the bottom."""
+
+    @staticmethod
+    def forward(x: Tensor, normalize: bool) -> Tensor:
+        return _run(x, normalize)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, bool], output: Tensor) -> None:
+        ctx.normalize = inputs[1]
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        return _transform(grads[0], ctx.normalize), None
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Tensor) -> Tensor:
+        return _transform(tangents[0], ctx.normalize)
+
+    @staticmethod
+    def vmap(
+        info: Any, in_dims: tuple[int | None, None], x: Tensor, normalize: bool
+    ) -> tuple[Tensor, int]:
+        assert in_dims[0] is not None  # vmap rules run only when the tensor is batched
+        return _transform(x.movedim(in_dims[0], 0), normalize), 0
+
+
+@torch.library.custom_op("whvi::fwht", mutates_args=())
+def _operator(x: Tensor, normalize: bool) -> Tensor:
+    return _run(x, normalize)
+
+
+@_operator.register_fake
+def _(x: Tensor, normalize: bool) -> Tensor:
+    return torch.empty(x.shape, dtype=x.dtype, device=x.device)
+
+
+def _operator_setup(ctx: Any, inputs: tuple[Tensor, bool], output: Tensor) -> None:
+    ctx.normalize = inputs[1]
+
+
+def _operator_backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+    return _operator(grad, ctx.normalize), None
+
+
+def _operator_vmap(
+    info: Any, in_dims: tuple[int | None, None], x: Tensor, normalize: bool
+) -> tuple[Tensor, int]:
+    return _operator(x.movedim(in_dims[0] or 0, 0), normalize), 0
+
+
+_operator.register_autograd(_operator_backward, setup_context=_operator_setup)
+_operator.register_vmap(_operator_vmap)

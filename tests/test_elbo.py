@@ -1,0 +1,169 @@
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from torch import nn
+from training.doubles import TinyMeanField, gaussian, tiny_data, tiny_net
+
+from whvi.elbo import Elbo, elbo
+from whvi.errors import ConfigError, ShapeError
+from whvi.layers.protocol import kl
+
+DOUBLE = torch.float64
+
+
+
+def noiseless_net(**options) -> nn.Sequential:
+    net = tiny_net(dtype=DOUBLE, **options)
+    for name, parameter in net.named_parameters():
+        if name.endswith("log_scale"):
+            parameter.data.fill_(-200.0)  # exp underflows far below one ulp of the output
+    return net
+
+
+def test_value_is_log_lik_minus_beta_times_kl():
+    result = Elbo(torch.tensor(-3.0), torch.tensor(2.0), beta=0.5)
+    assert result.value.item() == -4.0
+    assert Elbo(torch.tensor(-3.0), torch.tensor(2.0)).value.item() == -5.0
+
+
+@pytest.mark.parametrize("batch_size", [1, 2, 5])
+def test_minibatch_objective_is_unbiased_exactly(batch_size):
+    """I5: the mean over all batches of a size is the value on all data, without any noise."""
+    x, y = tiny_data(6, dtype=DOUBLE)
+    net, likelihood = noiseless_net(), gaussian(dtype=DOUBLE)
+    full = elbo(net, likelihood, x, y, num_data=6)
+    parts = [
+        elbo(net, likelihood, x[list(rows)], y[list(rows)], num_data=6)
+        for rows in itertools.combinations(range(6), batch_size)
+    ]
+    mean = torch.stack([part.value for part in parts]).mean()
+    torch.testing.assert_close(mean, full.value, rtol=1e-13, atol=0)
+
+
+def test_minibatch_gradients_are_unbiased():
+    x, y = tiny_data(6, dtype=DOUBLE)
+    net, likelihood = noiseless_net(), gaussian(dtype=DOUBLE)
+    parameters = [*(p for n, p in net.named_parameters() if "scale" not in n)]
+
+    def gradient(rows):
+        value = elbo(net, likelihood, x[rows], y[rows], num_data=6).value
+        return torch.cat([g.reshape(-1) for g in torch.autograd.grad(value, parameters)])
+
+    batches = [gradient(list(rows)) for rows in itertools.combinations(range(6), 2)]
+    torch.testing.assert_close(torch.stack(batches).mean(0), gradient(list(range(6))))
+
+
+def test_terms_against_a_direct_sum():
+    x, y = tiny_data(5, dtype=DOUBLE)
+    net, likelihood = noiseless_net(), gaussian(dtype=DOUBLE)
+    result = elbo(net, likelihood, x, y, num_data=50)
+    mean = x
+    for layer in net:
+        mean = (
+            mean @ layer.mean.mT + layer.bias if isinstance(layer, TinyMeanField) else layer(mean)
+        )
+    noise = torch.distributions.Normal(mean.squeeze(-1), likelihood.noise_scale)
+    torch.testing.assert_close(result.expected_log_lik, 10 * noise.log_prob(y).sum())
+    torch.testing.assert_close(result.kl, net[0].kl() + net[2].kl(), rtol=0, atol=0)
+
+
+def test_draws_are_averaged_within_the_expectation():
+    x, y = tiny_data(5, dtype=DOUBLE)
+    net, likelihood = tiny_net(dtype=DOUBLE, scale=0.3), gaussian(dtype=DOUBLE)
+    generator = torch.Generator().manual_seed(0)
+    many = elbo(net, likelihood, x, y, num_data=5, num_samples=20_000, generator=generator)
+    single = torch.stack(
+        [elbo(net, likelihood, x, y, num_data=5, generator=generator)[0] for _ in range(3000)]
+    )
+    error = single.std() / 3000**0.5
+    # Both sides are Monte Carlo; that of 20,000 draws adds little to the standard error.
+    assert abs(many.expected_log_lik - single.mean()) < 4.5 * error * (1 + 0.4) ** 0.5
+
+
+def test_seeded_generator_decides_the_noise():
+    x, y = tiny_data(5)
+    net, likelihood = tiny_net(), gaussian()
+
+    def value(seed):
+        generator = torch.Generator().manual_seed(seed)
+        return elbo(net, likelihood, x, y, num_data=5, generator=generator).value
+
+    assert torch.equal(value(1), value(1))
+    assert not torch.equal(value(1), value(2))
+
+
+class TestReplicas:
+    def test_shapes_and_equality_with_single_models(self):
+        x, y = tiny_data(6, dtype=DOUBLE)
+        net, likelihood = noiseless_net(batch_shape=(3,)), gaussian(batch_shape=(3,), dtype=DOUBLE)
+        shared = elbo(net, likelihood, x, y, num_data=6, num_samples=2)
+        assert shared.value.shape == shared.kl.shape == (3,)
+        for r in range(3):
+            single = noiseless_net()
+            for own, all_ in zip(single.parameters(), net.parameters(), strict=True):
+                own.data.copy_(all_[r])
+            value = elbo(single, gaussian(dtype=DOUBLE), x, y, num_data=6).value
+            torch.testing.assert_close(shared.value[r], value)
+
+    def test_data_per_replica(self):
+        sets = [tiny_data(6, seed=s, dtype=DOUBLE) for s in range(3)]
+        x, y = (torch.stack(part) for part in zip(*sets, strict=True))
+        net, likelihood = noiseless_net(batch_shape=(3,)), gaussian(batch_shape=(3,), dtype=DOUBLE)
+        own = elbo(net, likelihood, x, y, num_data=6, num_samples=4).value
+        for r in range(3):
+            value = elbo(net, likelihood, *sets[r], num_data=6).value
+            torch.testing.assert_close(own[r], value[r])
+
+    def test_layers_must_agree(self):
+        net = nn.Sequential(TinyMeanField(3, 2), TinyMeanField(2, 1, batch_shape=(3,)))
+        with pytest.raises(ShapeError, match="one batch_shape"):
+            elbo(net, gaussian(), *tiny_data(4), num_data=4)
+
+
+class Pooled(nn.Module):
+    """A net for images: plain torch modules that accept no further axis, then a Bayesian one."""
+
+    def __init__(self, scale: float) -> None:
+        super().__init__()
+        self.pool = nn.MaxPool2d(2)
+        self.head = TinyMeanField(4, 1, scale=scale)
+
+    def forward(self, x):
+        assert x.dim() == 4
+        return self.head(self.pool(x).flatten(1))
+
+
+def test_images_are_looped_over_draws():
+    x, y = torch.randn(5, 1, 4, 4, generator=torch.Generator().manual_seed(0)), torch.zeros(5)
+    one = elbo(Pooled(1e-20), gaussian(), x, y, num_data=5, num_samples=1)
+    three = elbo(Pooled(1e-20), gaussian(), x, y, num_data=5, num_samples=3)
+    torch.testing.assert_close(one.value, three.value)
+
+
+def test_shared_module_counts_once_and_plain_models_have_no_kl():
+    layer = TinyMeanField(3, 3)
+    torch.testing.assert_close(kl(nn.Sequential(layer, layer)), layer.kl())
+    result = elbo(nn.Linear(3, 1), gaussian(), *tiny_data(4), num_data=4)
+    assert result.kl.item() == 0
+
+
+@pytest.mark.parametrize(
+    ("change", "error"),
+    [
+        ({"num_data": 0}, ConfigError),
+        ({"num_samples": 0}, ConfigError),
+        ({"beta": -1.0}, ConfigError),
+        ({"beta": float("nan")}, ConfigError),
+        ({"y": torch.zeros(3)}, ShapeError),
+        ({"x": torch.zeros(3)}, ShapeError),
+    ],
+)
+def test_wrong_calls_are_refused(change, error):
+    x, y = tiny_data(4)
+    options = {"x": x, "y": y, "num_data": 4} | change
+    x, y = options.pop("x"), options.pop("y")
+    with pytest.raises(error):
+        elbo(tiny_net(), gaussian(), x, y, **options)
