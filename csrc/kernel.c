@@ -268,8 +268,6 @@ static int product(const Routines *f, Product *p, int backward, int64_t threads)
 
 /* ---- Python ------------------------------------------------------------------------------- */
 
-#define MAX_ARGUMENTS 48
-
 static int read_integers(PyObject *const *args, Py_ssize_t given, Py_ssize_t wanted, int64_t *values) {
   if (given != wanted) {
     PyErr_Format(PyExc_TypeError, "expected %zd arguments, got %zd", wanted, given);
@@ -307,23 +305,29 @@ static PyObject *py_fwht(PyObject *self, PyObject *const *args, Py_ssize_t count
 
 #define POINTER(value) ((void *)(intptr_t)(value))
 
+/* element_bytes, threads, address of the layout (sizes, then strides of x, s1, g, s2, y, bias),
+ * seed, then pointers to x, s1, g, s2, scale, bias, noise, y and, backward, to the gradients of
+ * x, s1, g, s2, scale, bias; 0 where there is none. */
 static PyObject *run_product(PyObject *const *args, Py_ssize_t count, int backward) {
-  int64_t v[MAX_ARGUMENTS];
-  if (read_integers(args, count, backward ? 42 : 36, v)) return NULL;
+  int64_t v[18];
+  if (read_integers(args, count, backward ? 18 : 12, v)) return NULL;
+  const int64_t *t = POINTER(v[2]);
   Product p = {
-      .replicas = v[2], .draws = v[3], .rows = v[4], .blocks = v[5], .size = v[6],
-      .in_features = v[7], .out_features = v[8],
-      .x = POINTER(v[9]), .x_r = v[10], .x_s = v[11], .x_n = v[12],
-      .s1 = POINTER(v[13]), .s1_r = v[14], .s1_s = v[15], .s1_k = v[16],
-      .g = POINTER(v[17]), .g_r = v[18], .g_s = v[19], .g_n = v[20], .g_k = v[21],
-      .s2 = POINTER(v[22]), .s2_r = v[23], .s2_s = v[24], .s2_k = v[25],
-      .scale = POINTER(v[26]), .seed = (uint64_t)v[27], .eps = POINTER(v[28]),
-      .bias = POINTER(v[29]), .bias_r = v[30],
-      .y = POINTER(v[31]), .y_r = v[32], .y_s = v[33], .y_n = v[34], .y_k = v[35],
+      .replicas = t[0], .draws = t[1], .rows = t[2], .blocks = t[3], .size = t[4],
+      .in_features = t[5], .out_features = t[6],
+      .x_r = t[7], .x_s = t[8], .x_n = t[9],
+      .s1_r = t[10], .s1_s = t[11], .s1_k = t[12],
+      .g_r = t[13], .g_s = t[14], .g_n = t[15], .g_k = t[16],
+      .s2_r = t[17], .s2_s = t[18], .s2_k = t[19],
+      .y_r = t[20], .y_s = t[21], .y_n = t[22], .y_k = t[23],
+      .bias_r = t[24],
+      .seed = (uint64_t)v[3],
+      .x = POINTER(v[4]), .s1 = POINTER(v[5]), .g = POINTER(v[6]), .s2 = POINTER(v[7]),
+      .scale = POINTER(v[8]), .bias = POINTER(v[9]), .eps = POINTER(v[10]), .y = POINTER(v[11]),
   };
   if (backward) {
-    p.grad_x = POINTER(v[36]), p.grad_s1 = POINTER(v[37]), p.grad_g = POINTER(v[38]);
-    p.grad_s2 = POINTER(v[39]), p.grad_scale = POINTER(v[40]), p.grad_bias = POINTER(v[41]);
+    p.grad_x = POINTER(v[12]), p.grad_s1 = POINTER(v[13]), p.grad_g = POINTER(v[14]);
+    p.grad_s2 = POINTER(v[15]), p.grad_scale = POINTER(v[16]), p.grad_bias = POINTER(v[17]);
   }
   int status;
   Py_BEGIN_ALLOW_THREADS;
@@ -332,7 +336,6 @@ static PyObject *run_product(PyObject *const *args, Py_ssize_t count, int backwa
   return finish(status);
 }
 
-/* element_bytes, threads, then the fields of Product in the order of run_product */
 static PyObject *py_product_forward(PyObject *self, PyObject *const *args, Py_ssize_t count) {
   (void)self;
   return run_product(args, count, 0);

@@ -14,7 +14,6 @@ from whvi.layers.protocol import kl
 DOUBLE = torch.float64
 
 
-
 def noiseless_net(**options) -> nn.Sequential:
     net = tiny_net(dtype=DOUBLE, **options)
     for name, parameter in net.named_parameters():

@@ -6,7 +6,6 @@ Leading axes that every operand treats alike are merged; what remains gets a rol
 
 from __future__ import annotations
 
-from functools import lru_cache
 from math import prod
 from typing import NamedTuple
 
@@ -38,6 +37,7 @@ class Broadcast(NamedTuple):
     roles: Shape
     shapes: tuple[Shape, ...]  # of x, s1, g, s2
     leading: Shape
+    must_fold: bool
 
     def to_leading(self, tensor: Tensor) -> Tensor:
         """Bring ``(R, S, N, K, D)`` (size 1 where summed) to ``(*leading, D)`` (likewise)."""
@@ -51,26 +51,17 @@ class Broadcast(NamedTuple):
         full = [1 if size == 1 else next(kept) for size in self.leading]
         return tensor.reshape(*full, tensor.shape[-1])
 
-    def fold(self, layout: Layout, gradients: list[Gradient]) -> list[Gradient]:
+    def fold(self, gradients: list[Gradient]) -> list[Gradient]:
         """Sum the kernel's gradients down to the shapes of the operands."""
-        x, s1, g, s2, scale, bias = gradients
-        rows = layout.g[2] != 0
-        in_five = [
-            None if x is None else x.unsqueeze(3),
-            None if s1 is None else s1.unsqueeze(2),
-            g if g is None or rows else g.unsqueeze(2),
-            None if s2 is None else s2.unsqueeze(2),
-            None if scale is None else scale.unsqueeze(2),
-        ]
+        *vectors, bias = gradients
         shapes = (*self.shapes, self.shapes[2])
         folded = [
             None if t is None else self.to_leading(t).sum_to_size(shape)
-            for t, shape in zip(in_five, shapes, strict=True)
+            for t, shape in zip(vectors, shapes, strict=True)
         ]
         return [*folded, bias]
 
 
-@lru_cache(maxsize=4096)
 def plan_broadcast(x: Shape, s1: Shape, g: Shape, s2: Shape, noisy: bool) -> Broadcast | None:
     """Plan the kernel call for operands of these shapes; ``None`` if it has too many axes."""
     shapes = (x, s1, g, s2)
@@ -80,7 +71,17 @@ def plan_broadcast(x: Shape, s1: Shape, g: Shape, s2: Shape, noisy: bool) -> Bro
     if roles is None or (noisy and any(r == _N and a.strides[2] for r, a in zip(roles, axes))):
         return None
     layout = _layout(axes, roles, x[-1], (*leading, x[-1]))
-    return Broadcast(layout, tuple(axes), tuple(roles), shapes, leading)
+    direct = all(_is_direct(axes, roles, layout.grad_shapes[i], i) for i in range(4))
+    if direct:
+        layout = layout._replace(grad_shapes=(*shapes, g, ()))
+    return Broadcast(layout, tuple(axes), tuple(roles), shapes, leading, not direct)
+
+
+def _is_direct(axes: list[_Axis], roles: list[int], kernel_shape: Shape, operand: int) -> bool:
+    """Tell whether the kernel's gradient of an operand is the operand's, entry by entry."""
+    own = [(role, axis.size) for role, axis in zip(roles, axes, strict=True) if axis.strides[operand]]
+    in_order = own == sorted(own)
+    return in_order and prod(kernel_shape[:4]) == prod(size for _, size in own)
 
 
 def check_shapes(*shapes: Shape) -> Shape:
@@ -146,6 +147,8 @@ def _layout(axes: list[_Axis], roles: list[int], size: int, out_shape: Shape) ->
     for axis, role in zip(axes, roles, strict=True):
         sizes[role], strides[role] = axis.size, list(axis.strides)
     r, s, n, k = strides
+    rows, vectors = (*sizes[:3], 1, size), (*sizes[:2], 1, sizes[_K], size)
+    per_row = (*sizes, size) if n[2] else vectors
     return Layout(
         sizes=(*sizes, size, size, sizes[_K] * size),  # type: ignore[arg-type]
         x=(r[0], s[0], n[0]),
@@ -155,4 +158,5 @@ def _layout(axes: list[_Axis], roles: list[int], size: int, out_shape: Shape) ->
         y=(r[4], s[4], n[4], k[4]),
         bias=0,
         out_shape=out_shape,
+        grad_shapes=(rows, vectors, per_row, vectors, vectors, ()),
     )

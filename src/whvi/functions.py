@@ -30,7 +30,11 @@ def batch_shape_of(model: nn.Module) -> tuple[int, ...]:
 
 
 def is_per_replica(x: Tensor, batch_shape: tuple[int, ...]) -> bool:
-    """Tell whether ``x`` is ``(*batch_shape, N, ...)`` rather than rows shared by all replicas."""
+    """Tell whether ``x`` is ``(*batch_shape, N, ...)`` rather than rows shared by all replicas.
+
+    By shape alone: shared rows of rank 2 or more, as many as there are replicas, look the same
+    as rows per replica and are taken for such; expand them to ``(*batch_shape, N, ...)`` first.
+    """
     k = len(batch_shape)
     return k > 0 and x.dim() >= k + 2 and x.shape[:k] == batch_shape
 

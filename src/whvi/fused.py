@@ -10,6 +10,7 @@ them. When gradients of gradients are wanted, the backward pass runs the plain c
 from __future__ import annotations
 
 import math
+from array import array
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -22,6 +23,8 @@ from whvi.transforms.backend import is_tracing, is_transformed, kernel, kernel_t
 _KEPT_NOISE = 1 << 22  # entries of noise that are kept for the backward pass; more is made again
 
 Gradient = Tensor | None
+Fold = Callable[[list[Gradient]], list[Gradient]]
+Composition = Callable[["Operands", Tensor | None], Tensor]  # (operands, noise) -> output
 
 
 class Layout(NamedTuple):
@@ -35,6 +38,9 @@ class Layout(NamedTuple):
         y: Strides over ``(R, S, N, K)`` of the output.
         bias: Stride over ``R``.
         out_shape: Shape of the output tensor.
+        grad_shapes: Shapes in which the gradients of x, s1, g, s2, scale and bias are made:
+            ``(R,S,N,in)``, ``(R,S,K,D)``, ``(R,S,K,D)`` or ``(R,S,N,K,D)``, ``(R,S,K,D)`` twice
+            and ``(R,S,out)``, or a reshape of these.
     """
 
     sizes: tuple[int, int, int, int, int, int, int]
@@ -45,11 +51,35 @@ class Layout(NamedTuple):
     y: tuple[int, int, int, int]
     bias: int
     out_shape: tuple[int, ...]
+    grad_shapes: tuple[tuple[int, ...], ...]
 
     @property
     def noise_shape(self) -> tuple[int, int, int, int, int]:
         """Shape ``(R, S, N, K, D)`` of the noise."""
         return self.sizes[:5]
+
+
+class Call(NamedTuple):
+    """All of a kernel call but its tensors: made once per shape, so that a call is cheap.
+
+    Attributes:
+        layout: The loops.
+        table: The layout as the kernel reads it, kept alive here.
+        composition: The same product in differentiable torch operations, for double backward.
+        fold: Turns gradients of the layout's shapes into those of the operands; ``None`` if they
+            are the same.
+    """
+
+    layout: Layout
+    table: array[int]
+    composition: Composition
+    fold: Fold | None
+
+    @classmethod
+    def prepare(cls, layout: Layout, composition: Composition, fold: Fold | None = None) -> Call:
+        """Lay out the sizes and strides in the order of ``Product`` in kernel.c."""
+        strides = (*layout.x, *layout.s1, *layout.g, *layout.s2, *layout.y, layout.bias)
+        return cls(layout, array("q", (*layout.sizes, *strides)), composition, fold)
 
 
 class Operands(NamedTuple):
@@ -62,122 +92,80 @@ class Operands(NamedTuple):
     scale: Tensor | None = None
     bias: Tensor | None = None
 
-    @property
-    def given(self) -> list[Tensor]:
-        """The operands that are there."""
-        return [t for t in self if t is not None]
-
-
-Composition = Callable[[Operands, Tensor | None], Tensor]  # (operands, noise) -> output
 
 
 def can_fuse(operands: Operands) -> bool:
     """Tell whether the kernel may run on these tensors, now, under plain autograd."""
-    if is_tracing() or is_transformed():
+    if is_tracing() or is_transformed() or not kernel_takes(operands.x):
         return False
     dtype = operands.x.dtype
-    return all(kernel_takes(t) and t.dtype == dtype for t in operands.given)
+    return all(t is None or (t.dtype is dtype and kernel_takes(t)) for t in operands[1:])
 
 
-def fused_product(
-    operands: Operands,
-    layout: Layout,
-    composition: Composition,
-    fold: Callable[[Layout, list[Gradient]], list[Gradient]],
-    seed: int = 0,
-) -> Tensor:
-    """Run the product in the kernel.
-
-    Args:
-        operands: Contiguous or not; they are made so.
-        layout: The loops.
-        composition: The same product in differentiable torch operations, for double backward.
-        fold: Turns gradients in the kernel's shapes ``x (R,S,N,in)``, ``s1 (R,S,K,D)``,
-            ``g (R,S,K,D)`` or ``(R,S,N,K,D)``, ``s2``, ``scale`` like ``s1``, ``bias (R,S,out)``
-            into the shapes of the operands.
-        seed: Stream of the noise, with ``operands.scale``.
-    """
-    return _Fused.apply(*operands, layout, composition, fold, seed)  # type: ignore[no-untyped-call, no-any-return]
-
-
-def _pointer(tensor: Tensor | None) -> int:
-    return 0 if tensor is None else tensor.data_ptr()
+def fused_product(operands: Operands, call: Call, seed: int = 0) -> Tensor:
+    """Run the product in the kernel; ``seed`` is the stream of the noise if there is a scale."""
+    return _apply(*operands, call, seed)  # type: ignore[no-any-return]
 
 
 def _arguments(
-    operands: Operands, layout: Layout, seed: int, noise: Tensor | None, y: Tensor
-) -> list[int]:
+    operands: Operands, call: Call, seed: int, noise: Tensor | None, y: Tensor
+) -> tuple[int, ...]:
     """Arguments that the forward and backward kernels share, in the order of kernel.c."""
-    x, s1, g, s2, scale, bias = operands
-    return [
-        *(x.element_size(), torch.get_num_threads()),
-        *layout.sizes,
-        *(x.data_ptr(), *layout.x),
-        *(s1.data_ptr(), *layout.s1),
-        *(g.data_ptr(), *layout.g),
-        *(s2.data_ptr(), *layout.s2),
-        *(_pointer(scale), seed, _pointer(noise)),
-        *(_pointer(bias), layout.bias),
-        *(y.data_ptr(), *layout.y),
-    ]
+    x = operands.x
+    pointers = [0 if t is None else t.data_ptr() for t in (*operands, noise, y)]
+    table = call.table.buffer_info()[0]
+    return (x.element_size(), torch.get_num_threads(), table, seed, *pointers)
 
 
 class _Fused(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, *args: Any) -> Tensor:
         assert kernel is not None  # callers have asked can_fuse
-        layout, composition, fold, seed = args[6:]
+        call, seed = args[6:]
         operands = Operands(*[None if t is None else t.contiguous() for t in args[:6]])
-        y = torch.empty(layout.out_shape, dtype=operands.x.dtype)
+        y = torch.empty(call.layout.out_shape, dtype=operands.x.dtype)
         noise = None
-        if operands.scale is not None and math.prod(layout.noise_shape) <= _KEPT_NOISE:
-            noise = torch.empty(layout.noise_shape, dtype=y.dtype)
-        kernel.product_forward(*_arguments(operands, layout, seed, noise, y))
+        if operands.scale is not None and math.prod(call.layout.noise_shape) <= _KEPT_NOISE:
+            noise = torch.empty(call.layout.noise_shape, dtype=y.dtype)
+        kernel.product_forward(*_arguments(operands, call, seed, noise, y))
         ctx.save_for_backward(*args[:6], noise)
-        ctx.layout, ctx.composition, ctx.fold, ctx.seed = layout, composition, fold, seed
+        ctx.call, ctx.seed = call, seed
         return y
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
         *tensors, noise = ctx.saved_tensors
-        operands = Operands(*tensors)
-        if torch.is_grad_enabled():
-            gradients = _backward_by_composition(ctx, operands, noise, grads[0])
-        else:
-            gradients = _backward_in_kernel(ctx, operands, noise, grads[0])
-        return (*gradients, None, None, None, None)
+        run = _backward_by_composition if torch.is_grad_enabled() else _backward_in_kernel
+        return (*run(ctx, Operands(*tensors), noise, grads[0]), None, None)
+
+
+# Function.apply without its search for torch.func wrappers: can_fuse has excluded them
+_apply = super(torch.autograd.Function, _Fused).apply
 
 
 def _backward_in_kernel(
     ctx: Any, operands: Operands, noise: Tensor | None, grad: Tensor
 ) -> list[Gradient]:
     assert kernel is not None  # forward ran in it
-    layout: Layout = ctx.layout
-    replicas, draws, rows, blocks, size, in_features, out_features = layout.sizes
+    call: Call = ctx.call
     operands = Operands(*[None if t is None else t.contiguous() for t in operands])
-    make = operands.x.new_empty
-    vectors = (replicas, draws, blocks, size)
-    per_row = layout.g[2] != 0
     gradients: list[Gradient] = [
-        make(replicas, draws, rows, in_features) if ctx.needs_input_grad[0] else None,
-        make(vectors),
-        make(layout.noise_shape) if per_row else make(vectors),
-        make(vectors),
-        None if operands.scale is None else make(vectors),
-        None if operands.bias is None else make(replicas, draws, out_features),
+        None if t is None else t.new_empty(shape)
+        for t, shape in zip(operands, call.layout.grad_shapes, strict=True)
     ]
-    shared = _arguments(operands, layout, ctx.seed, noise, grad.contiguous())
-    kernel.product_backward(*shared, *[_pointer(t) for t in gradients])
-    folded: list[Gradient] = ctx.fold(layout, gradients)
-    return folded
+    if not ctx.needs_input_grad[0]:
+        gradients[0] = None
+    shared = _arguments(operands, call, ctx.seed, noise, grad.contiguous())
+    kernel.product_backward(*shared, *[0 if t is None else t.data_ptr() for t in gradients])
+    return gradients if call.fold is None else call.fold(gradients)
 
 
 def _backward_by_composition(
     ctx: Any, operands: Operands, noise: Tensor | None, grad: Tensor
 ) -> list[Gradient]:
     if operands.scale is not None and noise is None:
-        noise = normal_from_seed(ctx.layout.noise_shape, ctx.seed, dtype=operands.x.dtype)
-    y = ctx.composition(operands, noise)
+        noise = normal_from_seed(ctx.call.layout.noise_shape, ctx.seed, dtype=operands.x.dtype)
+    y = ctx.call.composition(operands, noise)
     wanted = [t for t in operands if t is not None and t.requires_grad]
     found = iter(torch.autograd.grad(y, wanted, grad, create_graph=True, allow_unused=True))
     return [next(found) if t is not None and t.requires_grad else None for t in operands]

@@ -11,9 +11,9 @@ from functools import lru_cache, partial
 import torch
 from torch import Tensor
 
-from whvi.broadcasting import Broadcast, check_shapes, plan_broadcast
+from whvi.broadcasting import Broadcast, Shape, check_shapes, plan_broadcast
 from whvi.errors import ShapeError
-from whvi.fused import Operands, can_fuse, fused_product
+from whvi.fused import Call, Operands, can_fuse, fused_product
 from whvi.noise import draw_seed, normal_from_seed
 from whvi.transforms import fwht, hadamard_matrix
 
@@ -31,9 +31,9 @@ def structured_product(x: Tensor, s1: Tensor, g: Tensor, s2: Tensor) -> Tensor:
     """
     operands = Operands(x, s1, g, s2)
     if can_fuse(operands):
-        plan = plan_broadcast(x.shape, s1.shape, g.shape, s2.shape, False)
-        if plan is not None:
-            return fused_product(operands, plan.layout, _compose, plan.fold)
+        call = _call(x.shape, s1.shape, g.shape, s2.shape, False)
+        if call is not None:
+            return fused_product(operands, call)
     else:
         check_shapes(x.shape, s1.shape, g.shape, s2.shape)
     return _compose(operands, None)
@@ -67,12 +67,21 @@ def noisy_structured_product(
     leading = check_shapes(x.shape, s1.shape, mean.shape, s2.shape)
     seed = draw_seed(generator)
     if can_fuse(operands):
-        plan = plan_broadcast(x.shape, s1.shape, mean.shape, s2.shape, True)
-        if plan is not None:
-            compose = partial(_compose_noisy, plan)
-            return fused_product(operands, plan.layout, compose, plan.fold, seed)
+        call = _call(x.shape, s1.shape, mean.shape, s2.shape, True)
+        if call is not None:
+            return fused_product(operands, call, seed)
     noise = normal_from_seed((*leading, x.shape[-1]), seed, dtype=x.dtype, device=x.device)
     return _compose(operands._replace(g=mean + scale * noise), None)
+
+
+@lru_cache(maxsize=4096)
+def _call(x: Shape, s1: Shape, g: Shape, s2: Shape, noisy: bool) -> Call | None:
+    """Prepare the kernel call for operands of these shapes; ``None`` if it has too many axes."""
+    plan = plan_broadcast(x, s1, g, s2, noisy)
+    if plan is None:
+        return None
+    compose = partial(_compose_noisy, plan) if noisy else _compose
+    return Call.prepare(plan.layout, compose, plan.fold if plan.must_fold else None)
 
 
 def _compose(operands: Operands, noise: Tensor | None) -> Tensor:

@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from crash.job import run
+from whvi.training.checkpoint import open_store
 from whvi.training.sealed import unseal
 
 HERE = Path(__file__).parent
@@ -63,12 +65,23 @@ def test_killed_a_hundred_times(tmp_path):
     check_report(tmp_path, 100, seed=1)
 
 
-def test_the_same_seed_in_two_different_surroundings(tmp_path):
-    outcomes = []
-    for name, hash_seed, locale in (("here", "1", "C"), ("there", "2", "C.UTF-8")):
-        folder = tmp_path / name
-        folder.mkdir()
-        process = call("job.py", folder, cwd=folder, PYTHONHASHSEED=hash_seed, LC_ALL=locale)
-        assert process.returncode == 0, process.stderr
-        outcomes.append((folder / "outcome").read_bytes())
-    assert_same_outcome(*outcomes)
+def test_the_same_seed_in_two_processes_and_surroundings(tmp_path):
+    here, there = tmp_path / "here", tmp_path / "there"
+    here.mkdir()
+    there.mkdir()
+    threads = torch.get_num_threads()
+    try:
+        run(here)
+    finally:
+        torch.set_num_threads(threads)
+    process = call("job.py", there, cwd=there, PYTHONHASHSEED="123", LC_ALL="C.UTF-8")
+    assert process.returncode == 0, process.stderr
+    assert_same_outcome(*((folder / "outcome").read_bytes() for folder in (here, there)))
+
+
+def test_two_processes_on_one_folder(tmp_path):
+    with open_store(tmp_path / "checkpoints"):
+        process = call("job.py", tmp_path)
+    assert process.returncode == 1
+    assert f"in use by process {os.getpid()}" in process.stderr
+    assert not (tmp_path / "outcome").exists()

@@ -14,9 +14,7 @@ from whvi.training import FitConfig
 class TinyMeanField(BayesianLayer):
     """``W ~ N(mean, scale²)`` elementwise with prior N(0, 1); weights ``(*batch_shape, O, I)``."""
 
-    def __init__(
-        self, in_features, out_features, *, batch_shape=(), scale=0.1, seed=0, dtype=None
-    ):
+    def __init__(self, in_features, out_features, *, batch_shape=(), scale=0.1, seed=0, dtype=None):
         super().__init__()
         self.batch_shape = tuple(batch_shape)
         generator = torch.Generator().manual_seed(seed)

@@ -94,9 +94,9 @@ class TestStore:
         assert [p.name for p in tmp_path.iterdir()] == ["lock"]
 
     def test_a_folder_in_use_is_refused_and_free_again_afterwards(self, tmp_path):
-        with open_store(tmp_path):
-            with pytest.raises(ModelFileError, match=f"in use by process {os.getpid()}"):
-                open_store(tmp_path).__enter__()
+        refused = pytest.raises(ModelFileError, match=f"in use by process {os.getpid()}")
+        with open_store(tmp_path), refused:
+            open_store(tmp_path).__enter__()
         with open_store(tmp_path):
             pass
 

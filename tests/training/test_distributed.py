@@ -23,14 +23,16 @@ def test_outside_of_distributed_training_there_is_one_rank():
 
 def test_shares_are_equal_and_disjoint():
     shares = [list(range(12))[Ranks(r, 3).share(12)] for r in range(3)]
-    assert sum(shares, []) == list(range(12))
+    assert [row for share in shares for row in share] == list(range(12))
     assert {len(share) for share in shares} == {4}
     with pytest.raises(ConfigError, match="split equally"):
         Ranks(0, 5).share(12)
 
 
 def check_outcome(folder: Path) -> None:
-    results = {p.name: unseal(p.read_bytes()) for p in folder.iterdir() if p.name[-2:] in ("-0", "-1")}
+    results = {
+        p.name: unseal(p.read_bytes()) for p in folder.iterdir() if p.name[-2:] in ("-0", "-1")
+    }
     for name in ("gradients", "wrapped", "bare", "noisy"):
         first, second = results[f"{name}-0"], results[f"{name}-1"]
         assert first[1] == second[1]
@@ -50,21 +52,31 @@ def check_outcome(folder: Path) -> None:
     assert results["resumed-0"][1] == results["noisy-0"][1]
 
 
-def call(*command: str) -> None:
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    process = subprocess.run(
-        command, env=environment, capture_output=True, text=True, timeout=120, check=False
-    )
-    assert process.returncode == 0, process.stderr
+ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
 
 
 def test_two_processes_train_like_one(tmp_path):
-    call(sys.executable, str(SCRIPT), str(tmp_path))
+    processes = [
+        subprocess.Popen(
+            [sys.executable, str(SCRIPT), str(tmp_path)],
+            env=ENVIRONMENT | {"RANK": str(rank), "WORLD_SIZE": "2"},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    for process in processes:
+        _, errors = process.communicate(timeout=120)
+        assert process.returncode == 0, errors
     check_outcome(tmp_path)
 
 
 @pytest.mark.nightly
 def test_two_processes_started_by_torchrun(tmp_path):
     launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
-    call(*launcher, "--standalone", str(SCRIPT), str(tmp_path))
+    command = [*launcher, "--standalone", str(SCRIPT), str(tmp_path)]
+    process = subprocess.run(
+        command, env=ENVIRONMENT, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert process.returncode == 0, process.stderr
     check_outcome(tmp_path)

@@ -38,10 +38,11 @@ def separate(together, r):
     [
         {},
         {"max_grad_norm": 0.05},
+        {"max_grad_norm": 3.0},
         {"ema_decay": 0.9},
         {"patience": 2, "eval_every": 3, "learning_rate": 0.1, "num_steps": 60},
     ],
-    ids=["plain", "clip", "average", "early stopping"],
+    ids=["plain", "clip", "clip some", "average", "early stopping"],
 )
 def test_replicas_equal_separate_fits(own_data, changes):
     config = tiny_config(seed=11, **changes)

@@ -1,7 +1,6 @@
-"""Two processes train together: ``python two_ranks.py FOLDER``; each writes what it ends with.
+"""One of two processes that train together and write what they end with.
 
-``python two_ranks.py FOLDER`` forks both ranks itself; ``torchrun --nproc-per-node 2
-two_ranks.py FOLDER`` starts them from outside.
+Started with ``RANK`` and ``WORLD_SIZE`` in the environment, by hand or by ``torchrun``.
 """
 
 from __future__ import annotations
@@ -16,8 +15,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from training.doubles import gaussian, tiny_config, tiny_data, tiny_net
 
+from training.doubles import gaussian, tiny_config, tiny_data, tiny_net
 from whvi.elbo import elbo
 from whvi.training import Checkpoints, fit
 from whvi.training.sealed import seal
@@ -72,21 +71,11 @@ def rank_main(folder: Path, rank: int) -> None:
 
 def main() -> None:
     folder = Path(sys.argv[1])
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    if "RANK" in os.environ:
-        dist.init_process_group("gloo")
-        rank_main(folder, dist.get_rank())
-        dist.destroy_process_group()
-        return
-    second = os.fork()
-    rank = 0 if second else 1
-    store = f"file://{folder}/rendezvous"
-    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=2)
+    store = None if "MASTER_ADDR" in os.environ else f"file://{folder}/rendezvous"
+    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=world_size)
     rank_main(folder, rank)
     dist.destroy_process_group()
-    if rank == 1:
-        os._exit(0)
-    raise SystemExit(os.waitstatus_to_exitcode(os.waitpid(second, 0)[1]))
 
 
 if __name__ == "__main__":

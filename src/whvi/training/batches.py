@@ -104,16 +104,16 @@ class TensorBatches:
         size, n = self._batch_size, self.num_data
         steps = n // size
         order = torch.stack([epoch_order(n, seed, epoch) for seed in self._seeds])
-        shared = order[:, : steps * size].reshape(-1, steps, size)[:, :, self._share]
-        own = shared + n * torch.arange(len(self._seeds)).reshape(-1, 1, 1)
+        rows = order[:, : steps * size].reshape(-1, steps, size)[:, :, self._share]
 
-        def per_step(rows: Tensor) -> tuple[Tensor, ...]:
-            return rows.transpose(0, 1).reshape(steps, -1).to(self._x.device).unbind(0)
+        def per_step(per_replica: bool) -> tuple[Tensor, ...]:
+            offset = n * torch.arange(len(rows)).reshape(-1, 1, 1) if per_replica else 0
+            flat = rows + offset
+            return flat.transpose(0, 1).reshape(steps, -1).to(self._x.device).unbind(0)
 
-        x_rows = per_step(own if self._x_per_replica else shared)
-        if self._x_per_replica == self._y_per_replica:
-            return x_rows, x_rows
-        return x_rows, per_step(own if self._y_per_replica else shared)
+        x_rows = per_step(self._x_per_replica)
+        same = self._x_per_replica == self._y_per_replica
+        return x_rows, x_rows if same else per_step(self._y_per_replica)
 
     def _take(self, rows: Tensor, index: Tensor) -> Tensor:
         batch = rows.index_select(0, index)
@@ -128,7 +128,8 @@ class LoaderBatches:
 
     If it has ``set_epoch`` (or its ``sampler`` has), that is called before each epoch. Resuming
     is exact only if the order depends on nothing but the epoch. In distributed training the
-    loader itself must give each rank its share (``DistributedSampler``).
+    loader itself must give each rank its share (``DistributedSampler``); ``num_data`` still
+    counts the rows of all ranks.
     """
 
     def __init__(self, loader: Iterable[Batch], num_data: int, device: torch.device) -> None:

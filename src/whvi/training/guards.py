@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import final
+from typing import NoReturn, final
 
 import torch
 from torch import Tensor, nn
@@ -64,23 +64,27 @@ def check_finite_tensors(what: str, tensors: Iterable[tuple[str, Tensor]], step:
             )
 
 
-def clip_per_replica(
-    gradients: Sequence[Tensor], batch_shape: tuple[int, ...], max_norm: float
-) -> Tensor:
-    """Scale each replica's gradient in place to a norm of at most ``max_norm``.
-
-    ``g_r ← g_r · min(1, max_norm / ‖g_r‖)`` with the norm over all parameters of replica ``r``,
-    so no replica touches another.
-
-    Returns:
-        The norms before, shape ``batch_shape``; infinite where the squares overflow.
-    """
+def replica_norms(gradients: Sequence[Tensor], batch_shape: tuple[int, ...]) -> Tensor:
+    """Return the norm of each replica's gradient over all parameters, shape ``batch_shape``."""
     squares = [g.reshape(*batch_shape, -1).square().sum(-1) for g in gradients]
-    norm = torch.stack(squares).sum(0).sqrt()
-    factor = (max_norm / norm).clamp(max=1.0)
+    return torch.stack(squares).sum(0).sqrt()
+
+
+def clip_per_replica(gradients: Sequence[Tensor], norms: Tensor, max_norm: float) -> None:
+    """Scale in place ``g_r ← g_r · min(1, max_norm / ‖g_r‖)``: no replica touches another."""
+    factor = (max_norm / norms).clamp(max=1.0)
     for gradient in gradients:
         gradient.mul_(per_replica(factor, gradient))
-    return norm
+
+
+def blame_overflow(parameters: Mapping[str, nn.Parameter], step: int) -> NoReturn:
+    """Raise :class:`NumericalError` for the largest gradient: its square overflows."""
+    sizes = {n: p.grad.abs().max().item() for n, p in parameters.items() if p.grad is not None}
+    name = max(sizes, key=sizes.__getitem__)
+    raise NumericalError(
+        f"the gradient of {name} reaches {sizes[name]:.3g} in step {step} and its square "
+        "overflows; check the scale of the data"
+    )
 
 
 def per_replica(values: Tensor, like: Tensor) -> Tensor:

@@ -15,7 +15,14 @@ from whvi.elbo import Elbo
 from whvi.errors import NumericalError
 from whvi.functions import draw_functions
 from whvi.likelihoods import Likelihood
-from whvi.training.batches import Batch, BatchSource, batch_source, check_tensors, tensor_digest
+from whvi.training.batches import (
+    Batch,
+    BatchSource,
+    batch_source,
+    check_tensors,
+    tensor_digest,
+    tensor_pair,
+)
 from whvi.training.checkpoint import Checkpoints
 from whvi.training.config import FitConfig
 from whvi.training.distributed import Ranks, broadcast_from_first, current_ranks, unwrapped
@@ -33,6 +40,7 @@ Callback = Callable[[StepRecord], None]
 
 _VALIDATION_DRAWS = 16
 _VALIDATION_ROWS = 4096
+_FORMAT_VERSION = 1  # of checkpoints: raise it when names or meanings in them change
 
 
 def fit(
@@ -89,6 +97,9 @@ def fit(
     )
     if validation is not None:
         check_tensors("validation", *validation, state.device)
+    for pair in (tensor_pair(data), validation):
+        if pair is not None:
+            likelihood.check_targets(pair[1])
     if ranks.world_size > 1:
         broadcast_from_first([*state.parameters.values(), *state.buffers().values()])
     with contextlib.ExitStack() as stack:
@@ -236,6 +247,7 @@ def _fingerprint(
     """Return what must be the same for a fit to go on, as plain values."""
     held_out = {} if validation is None else {"xy": [*map(tensor_digest, validation)]}
     return {
+        "format": {"version": _FORMAT_VERSION},
         "config": config.as_dict(),
         "data": source.fingerprint(),
         "validation": held_out,

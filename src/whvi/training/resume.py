@@ -60,7 +60,7 @@ def resumed(
         found = store.load_latest()
         if found is not None:
             tensors, metadata = found
-            check_same_run(metadata["fingerprint"], fingerprint)
+            check_same_run(metadata.get("fingerprint", {}), fingerprint)
             state.restore(tensors, metadata)
         yield Keeper(state, store, checkpoint.every_steps, fingerprint, ranks)
 

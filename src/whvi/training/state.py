@@ -141,7 +141,8 @@ class TrainingState:
                 self.optimizer.state[parameter] = {
                     moment: tensor.to(self.device) for moment, tensor in moments.items()
                 }
-        self.generator.set_state(tensors["generators"][self._ranks.rank])
+        # clone: torch crashes on the state in a view that does not begin its storage
+        self.generator.set_state(tensors["generators"][self._ranks.rank].clone())
 
     def _averages(self) -> dict[str, Tensor]:
         return {} if self.average is None else self.average.values

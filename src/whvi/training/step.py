@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 
 from whvi.elbo import Elbo, elbo_of_values
-from whvi.errors import NumericalError
 from whvi.functions import local_function_values
 from whvi.likelihoods import Likelihood
 from whvi.training.config import FitConfig
@@ -19,8 +18,10 @@ from whvi.training.guards import (
     LastGood,
     blame_gradient,
     blame_objective,
+    blame_overflow,
     check_finite_tensors,
     clip_per_replica,
+    replica_norms,
 )
 from whvi.training.schedules import kl_weight, learning_rate
 from whvi.training.state import TrainingState
@@ -129,9 +130,10 @@ class Stepper:
         """Clip, step, clear the gradients, average."""
         state, config = self._state, self._config
         if config.max_grad_norm is not None:
-            norm = clip_per_replica(gradients, state.batch_shape, config.max_grad_norm)
-            if not bool(norm.isfinite().all()):
-                raise NumericalError(f"the gradient norm overflowed in step {state.step + 1}")
+            norms = replica_norms(gradients, state.batch_shape)
+            if not bool(norms.isfinite().all()):
+                blame_overflow(state.parameters, state.step + 1)
+            clip_per_replica(gradients, norms, config.max_grad_norm)
         state.optimizer.param_groups[0]["lr"] = learning_rate(config, state.step)
         state.optimizer.step()
         for parameter in self._parameters:

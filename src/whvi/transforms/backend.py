@@ -13,7 +13,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-_KERNEL_DTYPES = {torch.float32: 4, torch.float64: 8}
+_KERNEL_DTYPES = (torch.float32, torch.float64)
+_PLAIN_TYPES = (Tensor, torch.nn.Parameter)  # not fake, batched or otherwise wrapped tensors
 
 
 class Backend(NamedTuple):
@@ -41,9 +42,9 @@ def kernel_takes(x: Tensor) -> bool:
     """Tell whether the compiled kernel may read the memory of ``x``."""
     return (
         kernel is not None
+        and x.is_cpu
         and x.dtype in _KERNEL_DTYPES
-        and x.device.type == "cpu"
-        and type(x) in (Tensor, torch.nn.Parameter)
+        and type(x) in _PLAIN_TYPES
     )
 
 

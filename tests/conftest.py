@@ -1,0 +1,53 @@
+"""What every test shares: hypothesis profiles, generators, and the knobs of the compiled kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from types import ModuleType
+
+import pytest
+import torch
+from hypothesis import settings
+
+from whvi.transforms.backend import backend
+
+# Derandomized: the same examples on every run, so that a failure is one everybody sees.
+_SHARED = {"deadline": None, "derandomize": True, "database": None}
+settings.register_profile("fast", max_examples=100, **_SHARED)
+settings.register_profile("nightly", max_examples=10_000, **_SHARED)
+settings.load_profile("fast")
+
+INSTRUCTION_SETS = ("avx512", "avx2", "baseline")
+
+
+@pytest.fixture
+def generator() -> torch.Generator:
+    return torch.Generator().manual_seed(20)
+
+
+@pytest.fixture
+def set_threads() -> Iterator[Callable[[int], None]]:
+    """``torch.set_num_threads`` for the length of a test."""
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def kernel() -> Iterator[ModuleType]:
+    """The compiled kernel, its instruction set put back afterwards; skips where there is none."""
+    if backend.kernel is None:
+        pytest.skip(f"needs the compiled kernel: {backend.reason}")
+    before = backend.kernel.instruction_set()
+    yield backend.kernel
+    backend.kernel.use(before)
+
+
+@pytest.fixture(params=INSTRUCTION_SETS)
+def instruction_set(request: pytest.FixtureRequest, kernel: ModuleType) -> str:
+    """Run the test once with each instruction set that this processor has."""
+    name: str = request.param
+    if name not in kernel.instruction_sets():
+        pytest.skip(f"this processor or build has no {name}")
+    kernel.use(name)
+    return name
