@@ -16,7 +16,10 @@ EXTRA_LINK_FLAGS = os.environ.get("WHVI_LDFLAGS", "").split()
 kernel = Extension(
     "whvi.transforms._kernel",
     sources=["csrc/kernel.c"],
-    depends=[f"csrc/{name}.h" for name in ("isa", "noise", "element", "vectors", "butterflies", "product", "tasks")],
+    depends=[
+        f"csrc/{name}.h"
+        for name in ("isa", "noise", "element", "vectors", "butterflies", "product", "tasks")
+    ],
     define_macros=[("Py_LIMITED_API", "0x030A0000")],
     extra_compile_args=[] if sys.platform == "win32" else FLAGS + EXTRA_FLAGS,
     extra_link_args=EXTRA_LINK_FLAGS,

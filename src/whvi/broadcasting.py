@@ -79,7 +79,9 @@ def plan_broadcast(x: Shape, s1: Shape, g: Shape, s2: Shape, noisy: bool) -> Bro
 
 def _is_direct(axes: list[_Axis], roles: list[int], kernel_shape: Shape, operand: int) -> bool:
     """Tell whether the kernel's gradient of an operand is the operand's, entry by entry."""
-    own = [(role, axis.size) for role, axis in zip(roles, axes, strict=True) if axis.strides[operand]]
+    own = [
+        (role, axis.size) for role, axis in zip(roles, axes, strict=True) if axis.strides[operand]
+    ]
     in_order = own == sorted(own)
     return in_order and prod(kernel_shape[:4]) == prod(size for _, size in own)
 

@@ -68,18 +68,28 @@ class Call(NamedTuple):
         composition: The same product in differentiable torch operations, for double backward.
         fold: Turns gradients of the layout's shapes into those of the operands; ``None`` if they
             are the same.
+        log_scale: Whether ``operands.scale`` holds the logarithm of the scale.
     """
 
     layout: Layout
     table: array[int]
     composition: Composition
     fold: Fold | None
+    log_scale: bool
 
     @classmethod
-    def prepare(cls, layout: Layout, composition: Composition, fold: Fold | None = None) -> Call:
-        """Lay out the sizes and strides in the order of ``Product`` in kernel.c."""
+    def prepare(
+        cls,
+        layout: Layout,
+        composition: Composition,
+        fold: Fold | None = None,
+        *,
+        log_scale: bool = False,
+    ) -> Call:
+        """Lay out the sizes and strides in the order that kernel.c reads."""
         strides = (*layout.x, *layout.s1, *layout.g, *layout.s2, *layout.y, layout.bias)
-        return cls(layout, array("q", (*layout.sizes, *strides)), composition, fold)
+        table = array("q", (*layout.sizes, *strides))
+        return cls(layout, table, composition, fold, log_scale)
 
 
 class Operands(NamedTuple):
@@ -93,7 +103,6 @@ class Operands(NamedTuple):
     bias: Tensor | None = None
 
 
-
 def can_fuse(operands: Operands) -> bool:
     """Tell whether the kernel may run on these tensors, now, under plain autograd."""
     if is_tracing() or is_transformed() or not kernel_takes(operands.x):
@@ -104,7 +113,8 @@ def can_fuse(operands: Operands) -> bool:
 
 def fused_product(operands: Operands, call: Call, seed: int = 0) -> Tensor:
     """Run the product in the kernel; ``seed`` is the stream of the noise if there is a scale."""
-    return _apply(*operands, call, seed)  # type: ignore[no-any-return]
+    y: Tensor = _apply(*operands, call, seed)
+    return y
 
 
 def _arguments(
@@ -117,12 +127,27 @@ def _arguments(
     return (x.element_size(), torch.get_num_threads(), table, seed, *pointers)
 
 
+def _kernel_operands(operands: Operands, call: Call) -> Operands:
+    """Contiguous tensors, the scale itself in place of its logarithm."""
+    x, s1, g, s2, scale, bias = operands
+    if call.log_scale and scale is not None:
+        scale = scale.exp()
+    return Operands(
+        x.contiguous(),
+        s1.contiguous(),
+        g.contiguous(),
+        s2.contiguous(),
+        None if scale is None else scale.contiguous(),
+        None if bias is None else bias.contiguous(),
+    )
+
+
 class _Fused(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, *args: Any) -> Tensor:
         assert kernel is not None  # callers have asked can_fuse
         call, seed = args[6:]
-        operands = Operands(*[None if t is None else t.contiguous() for t in args[:6]])
+        operands = _kernel_operands(Operands(*args[:6]), call)
         y = torch.empty(call.layout.out_shape, dtype=operands.x.dtype)
         noise = None
         if operands.scale is not None and math.prod(call.layout.noise_shape) <= _KEPT_NOISE:
@@ -140,7 +165,7 @@ class _Fused(torch.autograd.Function):
 
 
 # Function.apply without its search for torch.func wrappers: can_fuse has excluded them
-_apply = super(torch.autograd.Function, _Fused).apply
+_apply: Any = super(torch.autograd.Function, _Fused).apply
 
 
 def _backward_in_kernel(
@@ -148,7 +173,7 @@ def _backward_in_kernel(
 ) -> list[Gradient]:
     assert kernel is not None  # forward ran in it
     call: Call = ctx.call
-    operands = Operands(*[None if t is None else t.contiguous() for t in operands])
+    operands = _kernel_operands(operands, call)
     gradients: list[Gradient] = [
         None if t is None else t.new_empty(shape)
         for t, shape in zip(operands, call.layout.grad_shapes, strict=True)
@@ -157,6 +182,8 @@ def _backward_in_kernel(
         gradients[0] = None
     shared = _arguments(operands, call, ctx.seed, noise, grad.contiguous())
     kernel.product_backward(*shared, *[0 if t is None else t.data_ptr() for t in gradients])
+    if call.log_scale and gradients[4] is not None and operands.scale is not None:
+        gradients[4].mul_(operands.scale)  # d scale / d log scale = scale
     return gradients if call.fold is None else call.fold(gradients)
 
 

@@ -102,7 +102,7 @@ def dense_matrix(s1: Tensor, g: Tensor, s2: Tensor) -> Tensor:
     check_shapes(s1.shape, s1.shape, g.shape, s2.shape)
     size = g.shape[-1]
     c = fwht(g) * size**-0.5
-    entries = c[..., _xor_table(size, g.device)]
+    entries: Tensor = c[..., _xor_table(size, g.device)]
     return s1.unsqueeze(-1) * entries * s2.unsqueeze(-2)
 
 
@@ -127,10 +127,11 @@ def column_features(x: Tensor, s1: Tensor, s2: Tensor) -> Tensor:
     size = s1.shape[-1]
     if x.shape[-1] != size**2:
         raise ShapeError(f"x must have shape (..., {size**2}), got {tuple(x.shape)}")
-    square = x.unflatten(-1, (size, size)) * s1.unsqueeze(-1) * s2.unsqueeze(-2)
+    square: Tensor = x.unflatten(-1, (size, size)) * s1.unsqueeze(-1) * s2.unsqueeze(-2)
     # entry (i, d) of the gathered square is X[i, i^d]: sum it over i
     index = _xor_table(size, x.device).expand(square.shape)
-    return fwht(square.gather(-1, index).sum(-2)) * size**-0.5
+    gathered: Tensor = square.gather(-1, index)
+    return fwht(gathered.sum(-2)) * float(size) ** -0.5
 
 
 @lru_cache(maxsize=64)

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import errno
 import json
 import os
 import random
 import resource
 import signal
 import stat
+from pathlib import Path
 
 import pytest
 import safetensors
@@ -111,6 +113,14 @@ class TestStore:
         with pytest.raises(ModelFileError, match="cannot use"):
             open_store(tmp_path).__enter__()
 
+    def test_a_read_only_file_system_is_refused(self, tmp_path, monkeypatch):
+        def refuse(*_, **__):
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+        monkeypatch.setattr(Path, "mkdir", refuse)
+        with pytest.raises(ModelFileError, match="Read-only file system"):
+            open_store(tmp_path).__enter__()
+
     def test_a_full_disk_leaves_the_previous_checkpoint(self, tmp_path):
         """The limit on file sizes makes the kernel refuse the write midway, as a full disk."""
         soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -187,6 +197,24 @@ class TestResume:
         with pytest.warns(UserWarning, match="passed over"):
             resumed, _ = run(tmp_path)
         assert_bitwise(resumed, expected)
+
+    def test_a_disk_that_fills_up_midway_costs_only_time(self, tmp_path, monkeypatch):
+        expected, history = run()
+        replace, calls = os.replace, []
+
+        def full_at_third(source, target):
+            calls.append(target)
+            if len(calls) == 3:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            replace(source, target)
+
+        monkeypatch.setattr(os, "replace", full_at_third)
+        with pytest.raises(ModelFileError, match=r"No space left .* intact"):
+            run(tmp_path)
+        assert CheckpointStore(tmp_path).load_latest()[1]["step"] == 8
+        resumed, records = run(tmp_path)
+        assert_bitwise(resumed, expected)
+        assert records == history
 
     def test_another_setting_is_refused_by_name(self, tmp_path):
         run(tmp_path)

@@ -250,7 +250,11 @@ def test_a_scalar_and_other_objects_are_refused(function):
 def test_dim(dim):
     x = rows(4, 8, 2)
     expected = long_transform(np.moveaxis(long_array(x), dim, -1))
-    for y in (fwht(x, dim=dim), fwht(x, dim=dim, out=torch.empty_like(x)), fwht_(x.clone(), dim=dim)):
+    for y in (
+        fwht(x, dim=dim),
+        fwht(x, dim=dim, out=torch.empty_like(x)),
+        fwht_(x.clone(), dim=dim),
+    ):
         assert norm_error(y.movedim(dim, -1), expected) <= 4
 
 
@@ -311,7 +315,11 @@ def test_a_transposed_out_may_be_the_input():
 
 @pytest.mark.parametrize(
     "out",
-    [torch.empty(4, 8), torch.empty(8, 4, dtype=torch.float64), torch.empty(32, dtype=torch.float64)],
+    [
+        torch.empty(4, 8),
+        torch.empty(8, 4, dtype=torch.float64),
+        torch.empty(32, dtype=torch.float64),
+    ],
 )
 def test_a_wrong_out_is_refused(out):
     with pytest.raises(ShapeError, match="out must be"):

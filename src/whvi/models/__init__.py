@@ -1,1 +1,1 @@
-""""""
+"""Models made of the layers."""

@@ -28,10 +28,12 @@ def _load() -> Backend:
     if os.environ.get("WHVI_KERNEL", "1") == "0":
         return Backend(None, "turned off by WHVI_KERNEL=0")
     try:
-        from whvi.transforms import _kernel
+        import whvi.transforms._kernel as compiled
     except ImportError as error:
-        return Backend(None, f"not built or not loadable ({error}); install a C compiler and rebuild")
-    return Backend(_kernel, "compiled kernel active")
+        return Backend(
+            None, f"not built or not loadable ({error}); install a C compiler and rebuild"
+        )
+    return Backend(compiled, "compiled kernel active")
 
 
 backend = _load()
@@ -40,12 +42,7 @@ kernel = backend.kernel
 
 def kernel_takes(x: Tensor) -> bool:
     """Tell whether the compiled kernel may read the memory of ``x``."""
-    return (
-        kernel is not None
-        and x.is_cpu
-        and x.dtype in _KERNEL_DTYPES
-        and type(x) in _PLAIN_TYPES
-    )
+    return kernel is not None and x.is_cpu and x.dtype in _KERNEL_DTYPES and type(x) in _PLAIN_TYPES
 
 
 def is_tracing() -> bool:
@@ -56,6 +53,5 @@ def is_tracing() -> bool:
 def is_transformed() -> bool:
     """Tell whether torch.func or forward-mode differentiation is active: tensors are wrapped."""
     return (
-        torch._C._are_functorch_transforms_active()
-        or torch.autograd.forward_ad._current_level >= 0
+        torch._C._are_functorch_transforms_active() or torch.autograd.forward_ad._current_level >= 0
     )

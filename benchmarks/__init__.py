@@ -1,0 +1,1 @@
+"""How fast whvi is, beside its rivals: ``python -m benchmarks`` (see README.md in this folder)."""

@@ -1,0 +1,107 @@
+"""What a model is made of: parameters against their dense counterpart, and KL, layer by layer."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import nn
+
+from whvi.layers.conv import RandomConv
+from whvi.layers.linear import RandomLinear
+from whvi.layers.protocol import BayesianLayer
+
+
+class LayerSummary(NamedTuple):
+    """One layer. Counts are for one replica; ``kl`` is in nats, averaged over replicas."""
+
+    name: str
+    kind: str
+    num_parameters: int
+    num_dense: int  # parameters of the deterministic dense layer it stands for
+    kl: float
+
+
+class Summary(NamedTuple):
+    """The layers of a model; ``print`` it for a table."""
+
+    layers: tuple[LayerSummary, ...]
+
+    @property
+    def num_parameters(self) -> int:
+        """Parameters of one replica of the model."""
+        return sum(layer.num_parameters for layer in self.layers)
+
+    @property
+    def num_dense(self) -> int:
+        """Parameters of the deterministic dense model it stands for."""
+        return sum(layer.num_dense for layer in self.layers)
+
+    @property
+    def kl(self) -> float:
+        """Nats, summed over layers."""
+        return sum(layer.kl for layer in self.layers)
+
+    def __str__(self) -> str:
+        rows = [("layer", "kind", "parameters", "dense", "KL (nats)")]
+        rows += [
+            (
+                layer.name,
+                layer.kind,
+                f"{layer.num_parameters:,}",
+                f"{layer.num_dense:,}",
+                f"{layer.kl:,.1f}",
+            )
+            for layer in self.layers
+        ]
+        rows.append(
+            ("total", "", f"{self.num_parameters:,}", f"{self.num_dense:,}", f"{self.kl:,.1f}")
+        )
+        widths = [max(len(row[i]) for row in rows) for i in range(5)]
+        lines = [
+            "  ".join(
+                cell.ljust(width) if column < 2 else cell.rjust(width)
+                for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+            ).rstrip()
+            for row in rows
+        ]
+        return "\n".join(lines)
+
+
+@torch.no_grad()
+def summary(model: nn.Module) -> Summary:
+    """Count parameters and KL of every layer of ``model`` that has parameters of its own.
+
+    A Bayesian layer is one row, whatever modules it is made of; a shared module counts once.
+    """
+    rows: list[LayerSummary] = []
+    inside: set[nn.Module] = set()
+    for name, module in model.named_modules():
+        if module in inside:
+            continue
+        if isinstance(module, BayesianLayer):
+            inside.update(module.modules())
+            rows.append(_bayesian_row(name, module))
+        elif own := sum(p.numel() for p in module.parameters(recurse=False)):
+            rows.append(LayerSummary(name or "(model)", type(module).__name__, own, own, 0.0))
+    return Summary(tuple(row for row in rows if row.num_parameters))
+
+
+def _bayesian_row(name: str, layer: BayesianLayer) -> LayerSummary:
+    replicas = math.prod(layer.batch_shape)
+    count = sum(p.numel() for p in layer.parameters()) // max(replicas, 1)
+    dense = _num_dense(layer)
+    kl = float(layer.kl().mean())
+    return LayerSummary(name or "(model)", type(layer).__name__, count, dense, kl)
+
+
+def _num_dense(layer: BayesianLayer) -> int:
+    if isinstance(layer, RandomLinear):
+        outputs, matrices = layer.out_features, 1
+    elif isinstance(layer, RandomConv):
+        outputs, matrices = layer.out_channels, layer.groups
+    else:
+        return 0
+    weights = matrices * layer.weight.in_features * layer.weight.out_features
+    return weights + (outputs if layer.bias is not None else 0)
