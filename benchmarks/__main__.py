@@ -36,10 +36,10 @@ def main() -> None:
         torch.set_num_threads(options.threads)
         start = time.perf_counter()
         save(_run(name, options.quick, options.threads), folder)
+        found = load(folder)
+        sections = {name: found[name] for name in SECTIONS if name in found}
+        write_report(sections, folder / "README.md")
         print(f"{name}: {time.perf_counter() - start:.0f} s", flush=True)
-    found = load(folder)
-    sections = {name: found[name] for name in SECTIONS if name in found}
-    write_report(sections, folder / "README.md")
     _print_floors(sections)
     print(f"tables: {folder / 'README.md'}")
 

@@ -85,7 +85,7 @@ def _single_call(rival: Rival, effort: Effort) -> float:
     """Estimate one call; the first one may meet memory that was never touched."""
     rival.prepare()
     estimate = _timed(rival.call, 1)
-    if estimate < 5 * effort.longest_call:
+    if estimate < 2 * effort.longest_call:
         estimate = min(estimate, _timed(rival.call, 1))
     number = 1
     while number * estimate < effort.burst / 2:

@@ -61,7 +61,6 @@ def _beside_copy(entries: str, size: int, mode: str, dtype: torch.dtype, effort:
             (lambda: fwht_(in_place)) if mode == "in place" else lambda: fwht(x, out=out)
         ),
         "memcpy": Rival(_copy(x, out)),
-        "Kronecker matmul": Rival(lambda: fwht_plain(x, True)),
     }
     with torch.no_grad():
         return timed_cell(_case(entries, size, mode, dtype), rivals, effort)

@@ -414,8 +414,9 @@ def test_noisy_product_draws_one_g_for_every_row(layout, dtype, generator):
     y = noisy_structured_product(x, s1 + 1, mean, mean + 1, s2 + 1, generator=generator)
     assert y.shape == (*leading, size)
     noise = y.double() @ hadamard_matrix(size, dtype=torch.float64)
-    assert noise.round(decimals=4).unique().numel() >= 0.99 * noise.numel()
     if noise.numel():
+        rows = noise.flatten(0, -2).round(decimals=3)
+        assert len(rows.unique(dim=0)) == len(rows)
         standard_error = 1 / math.sqrt(noise.numel())
         assert abs(noise.mean()) < 5 * standard_error
         assert abs(noise.square().mean() - 1) < 5 * math.sqrt(2) * standard_error
@@ -494,8 +495,7 @@ def test_mean_and_scale_of_two_shapes_are_refused():
         noisy_structured_product(torch.ones(4, 8), one, torch.ones(3, 1, 8), one, one)
 
 
-@pytest.mark.parametrize("randomness", ["different", "same"])
-def test_noisy_under_vmap_and_grad(randomness, generator):
+def test_noisy_under_func_grad(generator):
     x, s1, mean, s2 = (t.detach() for t in operands(LAYOUTS["rows"], 8))
     scale = torch.ones_like(mean)
 
@@ -507,7 +507,8 @@ def test_noisy_under_vmap_and_grad(randomness, generator):
     torch.testing.assert_close(gradient, expected)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.filterwarnings("ignore:Dynamo does not know how to trace:UserWarning")
+@dtypes
 def test_noisy_compiled(dtype):
     torch._dynamo.reset()
     x, s1, mean, s2 = (t.detach() for t in operands(LAYOUTS["rows"], 8, dtype))

@@ -12,19 +12,17 @@ from torch import Tensor, nn
 
 from whvi.checks import check_positive_int
 from whvi.errors import ShapeError
-from whvi.layers.protocol import BayesianLayer
+from whvi.layers.protocol import bayesian_layers
 from whvi.sampling import LocalReparameterization, MeanWeights, WeightDraws, sampling
 
 
 def batch_shape_of(model: nn.Module) -> tuple[int, ...]:
     """Return the ``batch_shape`` on which all Bayesian layers of ``model`` agree, else ``()``."""
-    shapes = {
-        tuple(module.batch_shape): name
-        for name, module in model.named_modules()
-        if isinstance(module, BayesianLayer)
-    }
+    layers = bayesian_layers(model)
+    shapes = {layer.batch_shape for layer in layers}
     if len(shapes) > 1:
-        found = ", ".join(f"{name or 'model'} has {shape}" for shape, name in shapes.items())
+        names = {module: name for name, module in model.named_modules()}
+        found = ", ".join(f"{names[layer] or 'model'} has {layer.batch_shape}" for layer in layers)
         raise ShapeError(f"all Bayesian layers must have one batch_shape, but {found}")
     return next(iter(shapes), ())
 

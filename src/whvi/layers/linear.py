@@ -13,7 +13,8 @@ from whvi.layers.meanfield import DenseGaussianWeight
 from whvi.layers.protocol import BayesianLayer
 from whvi.layers.structured import StructuredWeight
 from whvi.layers.weights import Moments, Weight, lift
-from whvi.posteriors import PosteriorFactory, make_posterior
+from whvi.posteriors import Posterior, PosteriorFactory, make_posterior
+from whvi.posteriors.diagonal import sum_of_kls
 from whvi.priors import EmpiricalBayesPrior, Prior, PriorFactory
 from whvi.sampling import LocalReparameterization, MeanWeights, Sampler, current_sampler
 
@@ -41,14 +42,14 @@ class Bias(nn.Module):
         super().__init__()
         self.batch_shape = batch_shape
         self.value: nn.Parameter | None = None
-        self.posterior = None
+        self.posterior: Posterior | None = None
+        self.prior: Prior = EmpiricalBayesPrior()
         if posterior is None:
             zeros = torch.zeros(*batch_shape, out_features, device=device, dtype=dtype)
             self.value = nn.Parameter(zeros)
         else:
             shape = (*batch_shape, 1, out_features)
             self.posterior = make_posterior(posterior, shape, device=device, dtype=dtype)
-            self.prior = EmpiricalBayesPrior()
             self.reset_parameters()
 
     @torch.no_grad()
@@ -58,10 +59,6 @@ class Bias(nn.Module):
             self.value.zero_()
         if self.posterior is not None:
             self.posterior.reset(0.01, 0.1, generator=generator)
-
-    def kl(self) -> Tensor | None:
-        """Return the KL in nats, or ``None`` for a parameter."""
-        return None if self.posterior is None else self.posterior.kl(self.prior)
 
     def draw(self, inner: tuple[int, ...], sampler: Sampler) -> Tensor:
         """Return a bias that ``lift`` can spread over ``inner``, as the sampler says."""
@@ -113,8 +110,14 @@ class RandomLinear(BayesianLayer):
 
     def kl(self) -> Tensor:
         """Return the KL of weights and (if random) bias in nats, shape ``batch_shape``."""
-        of_bias = None if self.bias is None else self.bias.kl()
-        return self.weight.kl() if of_bias is None else self.weight.kl() + of_bias
+        return sum_of_kls(self.kl_terms())
+
+    def kl_terms(self) -> list[tuple[Posterior, Prior]]:
+        """Return posterior and prior of the weights and (if random) of the bias."""
+        pairs = [(self.weight.posterior, self.weight.prior)]
+        if self.bias is not None and self.bias.posterior is not None:
+            pairs.append((self.bias.posterior, self.bias.prior))
+        return pairs
 
     def reset_parameters(self, *, generator: torch.Generator | None = None) -> None:
         """Draw a new starting point."""

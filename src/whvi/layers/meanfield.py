@@ -6,13 +6,12 @@ r"""The baseline: a dense weight matrix with a fully factorized Gaussian posteri
 
 from __future__ import annotations
 
-import math
 from typing import final
 
 import torch
 from torch import Tensor
 
-from whvi.errors import ShapeError
+from whvi.layers.local import local_linear
 from whvi.layers.weights import Moments, Weight, lift
 from whvi.noise import standard_normal
 from whvi.posteriors import DiagonalGaussian
@@ -47,17 +46,13 @@ class DenseGaussianWeight(Weight):
         self.batch_shape = tuple(batch_shape)
         shape = (*self.batch_shape, out_features, in_features)
         self.posterior = DiagonalGaussian(shape, device=device, dtype=dtype)
-        self.prior: Prior = make_prior(prior, self.batch_shape, device=device, dtype=dtype)
+        self.prior = make_prior(prior, self.batch_shape, device=device, dtype=dtype)
         self.reset_parameters()
 
     def reset_parameters(self, *, generator: torch.Generator | None = None) -> None:
         """Draw means from ``N(0, 1 / in_features)``, scales a tenth of that."""
         mean_std = self.in_features**-0.5
         self.posterior.reset(mean_std, _RELATIVE_SCALE * mean_std, generator=generator)
-
-    def kl(self) -> Tensor:
-        """Return ``KL(q(W) ‖ p(W))``."""
-        return self.posterior.kl(self.prior)
 
     def _mean(self) -> Tensor:
         return self.posterior.loc
@@ -83,22 +78,14 @@ class DenseGaussianWeight(Weight):
     def _multiply_local(
         self, x: Tensor, bias: Tensor | None, generator: torch.Generator | None
     ) -> Tensor:
-        mean = self._multiply_rows(x, self.posterior.loc)
-        variance = self._multiply_rows(x * x, self.posterior.variance)
-        shape, dtype, device = tuple(mean.shape), mean.dtype, mean.device
-        noise = standard_normal(shape, generator=generator, dtype=dtype, device=device)
-        y = torch.addcmul(mean, variance.clamp_min(_tiny(variance)).sqrt(), noise)
-        return (
-            y
-            if bias is None
-            else y + lift(bias, len(self.batch_shape), x.dim() - len(self.batch_shape) - 1)
-        )
+        posterior = self.posterior
+        shape = (*x.shape[:-1], self.out_features)
+        noise = standard_normal(shape, generator=generator, dtype=x.dtype, device=x.device)
+        return local_linear(x, posterior.loc, posterior.log_scale, bias, noise)
 
     def _multiply_rows(self, x: Tensor, matrix: Tensor) -> Tensor:
         batch_ndim = len(self.batch_shape)
-        rows = (
-            x.reshape(*self.batch_shape, -1, self.in_features) if x.dim() != batch_ndim + 2 else x
-        )
+        rows = x.flatten(batch_ndim, -2) if x.dim() > batch_ndim + 1 else x.unsqueeze(-2)
         return (rows @ matrix.transpose(-1, -2)).reshape(*x.shape[:-1], self.out_features)
 
     def moments(self) -> Moments:
@@ -117,8 +104,3 @@ class DenseGaussianWeight(Weight):
     def extra_repr(self) -> str:
         """Show the shape."""
         return f"{self.in_features} → {self.out_features}: dense"
-
-
-def _tiny(x: Tensor) -> float:
-    """A variance so small that its root still has a finite gradient."""
-    return math.sqrt(torch.finfo(x.dtype).tiny)

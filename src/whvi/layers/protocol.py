@@ -6,6 +6,10 @@ from abc import ABC, abstractmethod
 
 from torch import Tensor, nn
 
+from whvi.posteriors import Posterior
+from whvi.posteriors.diagonal import sum_of_kls
+from whvi.priors import Prior
+
 
 class BayesianLayer(nn.Module, ABC):
     """A layer whose weights (some or all) have a posterior.
@@ -20,6 +24,29 @@ class BayesianLayer(nn.Module, ABC):
     def kl(self) -> Tensor:
         """KL from prior to posterior in nats, summed over all weights, shape ``batch_shape``."""
 
+    def kl_terms(self) -> list[tuple[Posterior, Prior]] | None:
+        """Return pairs whose KLs add up to :meth:`kl`, or ``None`` if it is not such a sum.
+
+        Only a short cut: :func:`kl` can add such pairs up in fewer steps.
+        """
+        return None
+
+
+def bayesian_layers(model: nn.Module) -> list[BayesianLayer]:
+    """Return the Bayesian layers of ``model`` in order; a shared one is listed once.
+
+    What is inside a Bayesian layer belongs to it and is not looked at.
+    """
+    found: dict[nn.Module, None] = {}
+    waiting = [model]
+    while waiting:
+        module = waiting.pop()
+        if isinstance(module, BayesianLayer):
+            found[module] = None
+        else:
+            waiting.extend(child for child in reversed(module._modules.values()) if child)
+    return list(found)  # type: ignore[arg-type]  # only Bayesian layers are put there
+
 
 def kl(model: nn.Module) -> Tensor:
     """Sum ``layer.kl()`` over every Bayesian layer of ``model``; a shared one counts once.
@@ -28,8 +55,17 @@ def kl(model: nn.Module) -> Tensor:
         Nats, shape ``batch_shape`` (a scalar unless the model has replicas). Never averaged,
         never divided by anything. Zero if there is no Bayesian layer.
     """
-    terms = [module.kl() for module in model.modules() if isinstance(module, BayesianLayer)]
-    total = next(model.parameters()).new_zeros(()) if not terms else terms[0]
-    for term in terms[1:]:
-        total = total + term
+    pairs: list[tuple[Posterior, Prior]] = []
+    others: list[Tensor] = []
+    for layer in bayesian_layers(model):
+        terms = layer.kl_terms()
+        if terms is None:
+            others.append(layer.kl())
+        else:
+            pairs += terms
+    if not pairs and not others:
+        return next(model.parameters()).new_zeros(())
+    total = sum_of_kls(pairs) if pairs else others.pop()
+    for other in others:
+        total = total + other
     return total

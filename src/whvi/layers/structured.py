@@ -55,8 +55,8 @@ class StructuredWeight(Weight):
         shape = (*self.batch_shape, *self.plan.vector_shape)
         self.s1 = nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
         self.s2 = nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
-        self.posterior: Posterior = make_posterior(posterior, shape, device=device, dtype=dtype)
-        self.prior: Prior = make_prior(prior, self.batch_shape, device=device, dtype=dtype)
+        self.posterior = make_posterior(posterior, shape, device=device, dtype=dtype)
+        self.prior = make_prior(prior, self.batch_shape, device=device, dtype=dtype)
         self.reset_parameters()
 
     @torch.no_grad()
@@ -69,10 +69,6 @@ class StructuredWeight(Weight):
         self.s2.bernoulli_(0.5, generator=generator).mul_(2).sub_(1)
         mean_std = math.sqrt(2 * self.plan.block_size / self.in_features)
         self.posterior.reset(mean_std, _POSTERIOR_SCALE, generator=generator)
-
-    def kl(self) -> Tensor:
-        """Return ``KL(q(g) ‖ p(g))``."""
-        return self.posterior.kl(self.prior)
 
     def _mean(self) -> Tensor:
         return self.posterior.mean

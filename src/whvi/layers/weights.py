@@ -14,6 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from whvi.errors import ShapeError
+from whvi.posteriors import Posterior
+from whvi.priors import Prior
 from whvi.sampling import LocalReparameterization, MeanWeights, Sampler, WeightDraws
 
 
@@ -30,6 +32,8 @@ class Weight(nn.Module, ABC):
     in_features: int
     out_features: int
     batch_shape: tuple[int, ...]
+    posterior: Posterior
+    prior: Prior
 
     def multiply(self, x: Tensor, bias: Tensor | None, sampler: Sampler) -> Tensor:
         """Return ``W x + bias`` with ``W`` as ``sampler`` says.
@@ -61,9 +65,9 @@ class Weight(nn.Module, ABC):
     def reset_parameters(self, *, generator: torch.Generator | None = None) -> None:
         """Set a starting point that trains."""
 
-    @abstractmethod
     def kl(self) -> Tensor:
         """Return the KL of this matrix in nats, shape ``batch_shape``."""
+        return self.posterior.kl(self.prior)
 
     @abstractmethod
     def moments(self) -> Moments:

@@ -25,6 +25,7 @@ from whvi.posteriors.base import (
     standard_normal,
 )
 from whvi.priors import EmpiricalBayesPrior, FixedPrior, LearnedPrior, Prior
+from whvi.transforms.backend import is_tracing, is_transformed
 
 
 @final
@@ -78,63 +79,100 @@ class DiagonalGaussian(Posterior):
 
     def kl(self, prior: Prior, *, generator: torch.Generator | None = None) -> Tensor:
         """Return the exact KL, as one autograd node where that is possible."""
-        if not isinstance(prior, _FUSED_PRIORS) or _is_transformed():
-            return super().kl(prior)
-        log_variance = prior.log_variance if isinstance(prior, LearnedPrior) else None
-        return fused_kl(self.loc, self.log_scale, log_variance, prior)
+        return sum_of_kls([(self, prior)])
 
 
 _FUSED_PRIORS = (EmpiricalBayesPrior, FixedPrior, LearnedPrior)
 
 
-def _is_transformed() -> bool:
-    """Tell whether torch.compile or torch.func looks at the code: they want plain operations."""
-    return torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
+def sum_of_kls(pairs: Sequence[tuple[Posterior, Prior]]) -> Tensor:
+    """Return ``Σ KL(q ‖ p)`` over pairs of one ``batch_shape``, shape ``batch_shape``.
+
+    All fully factorized pairs share one autograd node: in training, nodes are what a KL costs.
+    """
+    plain = is_tracing() or is_transformed()
+    together: list[tuple[DiagonalGaussian, Prior]] = []
+    terms: list[Tensor] = []
+    for q, p in pairs:
+        if not isinstance(q, DiagonalGaussian):
+            terms.append(q.kl(p))
+        elif plain or not isinstance(p, _FUSED_PRIORS):
+            terms.append(Posterior.kl(q, p))
+        else:
+            together.append((q, p))
+    if together:
+        triples = [(q.loc, q.log_scale, getattr(p, "log_variance", None)) for q, p in together]
+        terms.append(fused_kls([p for _, p in together], triples))
+    total = terms[0]
+    for term in terms[1:]:
+        total = total + term
+    return total
 
 
-def fused_kl(loc: Tensor, log_scale: Tensor, log_variance: Tensor | None, prior: Prior) -> Tensor:
-    """Return ``KL(N(μ, σ²) ‖ N(0, λ I))``, shape ``batch_shape``, as one autograd node.
+def fused_kls(
+    priors: Sequence[Prior], triples: Sequence[tuple[Tensor, Tensor, Tensor | None]]
+) -> Tensor:
+    """Return ``Σ KL(N(μ, σ²) ‖ N(0, λ I))``, shape ``batch_shape``, as one autograd node.
 
     Args:
-        loc, log_scale: ``μ`` and ``log σ``, shape ``(*batch_shape, K, D)``.
-        log_variance: ``log λ`` if gradients have to reach it, else ``None``.
-        prior: One of the priors of this library.
+        priors: Of this library, one for each term.
+        triples: ``(μ, log σ, log λ)`` of each term: two of shape ``(*batch_shape, K, D)``, and
+            ``log λ`` if gradients have to reach it, else ``None``.
     """
+    flat = [tensor for triple in triples for tensor in triple]
     # apply() is not annotated in torch.
-    return cast(Tensor, _DiagonalKL.apply(loc, log_scale, log_variance, prior))  # type: ignore[no-untyped-call]
+    return cast(Tensor, _SumOfKLs.apply(priors, *flat))  # type: ignore[no-untyped-call]
 
 
-class _DiagonalKL(torch.autograd.Function):
+class _SumOfKLs(torch.autograd.Function):
     """The equations at the top of this file, in as few operations as they need."""
 
     @staticmethod
-    def forward(
-        ctx: Any, loc: Tensor, log_scale: Tensor, log_variance: Tensor | None, prior: Prior
-    ) -> Tensor:
-        n = loc.shape[-2] * loc.shape[-1]
-        variance, mean_square = _moments(loc, log_scale)
-        ctx.prior, ctx.n = prior, n
-        ctx.save_for_backward(
-            loc, log_scale, log_variance, variance, mean_square, prior.variance(mean_square)
-        )
-        return prior.kl(mean_square, log_scale.sum((-2, -1)), n)
+    def forward(ctx: Any, priors: Sequence[Prior], *tensors: Any) -> Tensor:
+        total, kept = None, []
+        for prior, loc, log_scale in zip(priors, tensors[::3], tensors[1::3], strict=True):
+            variance, mean_square = _moments(loc, log_scale)
+            n = loc.shape[-2] * loc.shape[-1]
+            kl = prior.kl(mean_square, log_scale.sum((-2, -1)), n)
+            total = kl if total is None else total + kl
+            kept += [variance, mean_square]
+        ctx.priors = priors
+        ctx.save_for_backward(*tensors, *kept)
+        assert total is not None  # called with at least one term
+        return total
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor | None, None]:
-        loc, log_scale, log_variance, variance, mean_square, prior_variance = ctx.saved_tensors
-        if torch.is_grad_enabled():  # create_graph=True: intermediates must carry gradients too
-            variance, mean_square = _moments(loc, log_scale)
-            if log_variance is None:
-                prior_variance = ctx.prior.variance(mean_square)
-            else:
-                prior_variance = log_variance.exp()
-        grad_over_variance = _per_replica(grad / prior_variance)
-        grad_loc = loc * grad_over_variance
-        grad_log_scale = variance * grad_over_variance - _per_replica(grad)
-        if log_variance is None:
-            return grad_loc, grad_log_scale, None, None
-        grad_log_variance = 0.5 * ctx.n * grad * (1 - mean_square / prior_variance)
-        return grad_loc, grad_log_scale, grad_log_variance.sum_to_size(log_variance.shape), None
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
+        count = 3 * len(ctx.priors)
+        tensors, kept = ctx.saved_tensors[:count], ctx.saved_tensors[count:]
+        gradients: list[Tensor | None] = []
+        for i, prior in enumerate(ctx.priors):
+            loc, log_scale, log_variance = tensors[3 * i : 3 * i + 3]
+            variance, mean_square = kept[2 * i : 2 * i + 2]
+            if torch.is_grad_enabled():  # create_graph=True: intermediates carry gradients too
+                variance, mean_square = _moments(loc, log_scale)
+            gradients += _gradients(grads[0], prior, loc, log_variance, variance, mean_square)
+        return (None, *gradients)
+
+
+def _gradients(
+    grad: Tensor,
+    prior: Prior,
+    loc: Tensor,
+    log_variance: Tensor | None,
+    variance: Tensor,
+    mean_square: Tensor,
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Gradients of one term with respect to ``μ``, ``log σ`` and ``log λ``."""
+    prior_variance = prior.variance(mean_square) if log_variance is None else log_variance.exp()
+    over_variance = _per_replica(grad / prior_variance)
+    grad_loc = loc * over_variance
+    grad_log_scale = variance * over_variance - _per_replica(grad)
+    if log_variance is None:
+        return grad_loc, grad_log_scale, None
+    n = loc.shape[-2] * loc.shape[-1]
+    grad_log_variance = 0.5 * n * grad * (1 - mean_square / prior_variance)
+    return grad_loc, grad_log_scale, grad_log_variance.sum_to_size(log_variance.shape)
 
 
 def _moments(loc: Tensor, log_scale: Tensor) -> tuple[Tensor, Tensor]:

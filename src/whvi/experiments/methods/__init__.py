@@ -1,0 +1,1 @@
+"""The methods of the table behind one protocol: fit, predict → Predictive."""

@@ -1,0 +1,170 @@
+"""Every method that trains a network by :func:`whvi.fit`: they differ in layers and members.
+
+| method | hidden layers | last layer | members |
+|---|---|---|---|
+| whvi, whvi-ensemble, whvi-best | structured | mean-field | 1, 4, 4 |
+| mean-field | mean-field | mean-field | 1 |
+| mc-dropout | plain, dropout | plain | 1 |
+| deep-ensemble | plain | plain | 5 |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from torch import Tensor, nn
+
+from whvi.errors import NumericalError
+from whvi.experiments.methods.parts import PointLinear, Sine, TemperedLikelihood, Tile
+from whvi.experiments.methods.protocol import DataSize, Settings
+from whvi.functions import draw_functions
+from whvi.layers import MCDropout, MeanFieldLinear, WHVILinear
+from whvi.likelihoods import Gaussian, HeteroscedasticGaussian, Likelihood
+from whvi.models.mlp import LayerFactory
+from whvi.predictive import Predictive
+from whvi.training import FitConfig, fit
+from whvi.training.seeds import seeded_generator
+
+_LAYERS: dict[str, tuple[LayerFactory, LayerFactory]] = {
+    "structured": (WHVILinear, MeanFieldLinear),
+    "mean-field": (MeanFieldLinear, MeanFieldLinear),
+    "plain": (PointLinear, PointLinear),
+}
+_VALUES_AT_ONCE = 1 << 23  # of the widest hidden layer in prediction: 32 MB
+_RETRIES = (1.0, 0.3, 0.1)  # factors on the learning rate if training leaves the finite numbers
+
+
+@final
+@dataclass(frozen=True)
+class NetworkMethod:
+    """A network with posterior ``layers``, and the candidates it may choose from.
+
+    Attributes:
+        name: In records.
+        layers: ``"structured"``, ``"mean-field"`` or ``"plain"``.
+        candidates: The grid as a function of the size of the data.
+        num_members: Networks whose predictions are pooled.
+    """
+
+    name: str
+    layers: str
+    candidates: Callable[[DataSize], tuple[Settings, ...]]
+    num_members: int = 1
+    per_replica: frozenset[str] = frozenset({"beta"})
+
+    def grid(self, size: DataSize) -> tuple[Settings, ...]:
+        """Return the candidates for data of this size."""
+        return self.candidates(size)
+
+    def fit(self, settings: Sequence[Settings], x: Tensor, y: Tensor, *, seed: int) -> FittedNetwork:
+        """Train R networks in one pass; ``settings`` differ in ``beta`` only."""
+        for factor in _RETRIES:
+            try:
+                return self._fit(settings, x, y, seed=seed, factor=factor)
+            except NumericalError:
+                if factor == _RETRIES[-1]:
+                    raise
+        raise AssertionError("unreachable")
+
+    def _fit(
+        self, settings: Sequence[Settings], x: Tensor, y: Tensor, *, seed: int, factor: float
+    ) -> FittedNetwork:
+        common = settings[0]
+        betas = torch.tensor([float(s["beta"]) for s in settings])
+        noise = _likelihood(common, len(settings))
+        model = build_network(self.layers, common, x.shape[-1], noise.num_features, len(settings))
+        _reset(model, seed)
+        config = _fit_config(common, x.shape[-2], seed, factor)
+        fit(model, TemperedLikelihood(noise, betas), (x, y), config=config)
+        return FittedNetwork(model, noise, seed)
+
+
+@final
+class FittedNetwork:
+    """R trained networks and their noise."""
+
+    def __init__(self, model: nn.Module, likelihood: Likelihood, seed: int) -> None:
+        self._model, self._likelihood, self._seed = model, likelihood, seed
+
+    @property
+    def num_parameters(self) -> int:
+        """Parameters of one network, its noise included."""
+        modules = (self._model, self._likelihood)
+        total = sum(p.numel() for module in modules for p in module.parameters())
+        return total // self._likelihood.batch_shape[0]
+
+    def predict(self, x: Tensor, *, num_draws: int) -> Predictive:
+        """Return the mixture over ``num_draws`` weight draws."""
+        generator = seeded_generator("predict", self._seed)
+        f = draw_functions(
+            self._model,
+            x,
+            num_samples=num_draws,
+            generator=generator,
+            batch_size=max(1, _VALUES_AT_ONCE // (len(x) * num_draws * _widest(self._model))),
+        )
+        with torch.no_grad():
+            return self._likelihood.predictive(f)
+
+
+def build_network(
+    layers: str, settings: Settings, in_features: int, out_features: int, num_replicas: int
+) -> nn.Sequential:
+    """Build R networks of ``depth`` hidden layers of ``width`` units.
+
+    ``features`` is ``"relu"`` (the paper's network) or ``"sine"``: the inputs are tiled up to the
+    width and the first activation is a sine.
+    """
+    hidden, last = _LAYERS[layers]
+    width, depth = int(settings["width"]), int(settings["depth"])
+    rate = float(settings.get("dropout", 0.0))
+    place = {"batch_shape": (num_replicas,), "device": None, "dtype": None}
+    modules: list[nn.Module] = []
+    before = in_features
+    sine = settings.get("features") == "sine"
+    if sine:
+        modules.append(Tile(in_features, width, gain=float(settings["gain"])))
+        before = width
+    for k in range(depth):
+        modules.append(hidden(before, width, **place))  # type: ignore[arg-type]
+        modules.append(Sine() if sine and k == 0 else nn.ReLU())
+        if rate:
+            modules.append(MCDropout(rate, batch_shape=(num_replicas,)))
+        before = width
+    modules.append(last(before, out_features, **place))  # type: ignore[arg-type]
+    return nn.Sequential(*modules)
+
+
+def _likelihood(settings: Settings, num_replicas: int) -> Likelihood:
+    kind = HeteroscedasticGaussian if settings["noise"] == "heteroscedastic" else Gaussian
+    return kind(batch_shape=(num_replicas,))
+
+
+def _reset(model: nn.Module, seed: int) -> None:
+    """Draw the starting point of every layer from ``seed``."""
+    generator = seeded_generator("start", seed)
+    for layer in model.modules():
+        if isinstance(layer, PointLinear | MeanFieldLinear | WHVILinear):
+            layer.reset_parameters(generator=generator)
+
+
+def _fit_config(settings: Settings, num_rows: int, seed: int, factor: float) -> FitConfig:
+    steps = int(settings["steps"])
+    return FitConfig(
+        num_steps=steps,
+        batch_size=int(settings["batch"]),
+        learning_rate=factor * float(settings["lr"]),
+        warmup_steps=min(200, steps // 4),
+        noise_hold_steps=min(500, steps // 4),
+        record_every=max(1, steps // 10),
+        seed=seed,
+    )
+
+
+def _widest(model: nn.Module) -> int:
+    layers = (m for m in model.modules() if isinstance(m, WHVILinear | MeanFieldLinear))
+    plain = (m.weight.shape[-1] for m in model.modules() if isinstance(m, PointLinear))
+    return max([*(layer.out_features for layer in layers), *plain])

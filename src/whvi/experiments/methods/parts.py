@@ -1,0 +1,129 @@
+"""Parts of networks that only the experiments need."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, final
+
+import torch
+from torch import Tensor, nn
+
+from whvi.layers.protocol import BayesianLayer
+from whvi.likelihoods import Likelihood
+from whvi.predictive import Predictive
+
+
+@final
+class PointLinear(BayesianLayer):
+    r"""A dense layer with plain weights, for R replicas: ``y = W x + b``.
+
+    ``kl()`` is the negative log density of ``W`` under ``N(0, I)`` without its constant,
+    ``½ ‖W‖²``: in the objective it is weight decay.
+
+    Args:
+        in_features, out_features: Shape of ``W``.
+        batch_shape: Replicas.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        *,
+        batch_shape: tuple[int, ...] = (),
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.batch_shape = tuple(batch_shape)
+        place: Any = {"device": device, "dtype": dtype}
+        self.weight = nn.Parameter(torch.empty(*batch_shape, in_features, out_features, **place))
+        self.bias = nn.Parameter(torch.empty(*batch_shape, out_features, **place))
+        self.reset_parameters()
+
+    @torch.no_grad()
+    def reset_parameters(self, *, generator: torch.Generator | None = None) -> None:
+        """Draw weights from ``N(0, 2 / in_features)`` (He); biases start at zero."""
+        self.weight.normal_(0, math.sqrt(2 / self.weight.shape[-2]), generator=generator)
+        self.bias.zero_()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map ``(*batch_shape, *inner, in)`` to ``(*batch_shape, *inner, out)``."""
+        rows = x.flatten(len(self.batch_shape), -2)
+        if self.batch_shape:
+            y = torch.baddbmm(self.bias.unsqueeze(-2), rows, self.weight)
+        else:
+            y = torch.addmm(self.bias, rows, self.weight)
+        return y.reshape(*x.shape[:-1], -1)
+
+    def kl(self) -> Tensor:
+        """Return ``½ ‖W‖²``, shape ``batch_shape``."""
+        return 0.5 * self.weight.square().sum((-2, -1))
+
+
+@final
+class Tile(nn.Module):
+    """Repeat the features up to ``width`` and scale them: one full-width block instead of many.
+
+    Args:
+        width: Features of the output.
+        gain: Factor on the inputs; with sine features, their frequency.
+    """
+
+    index: Tensor
+
+    def __init__(self, in_features: int, width: int, *, gain: float = 1.0) -> None:
+        super().__init__()
+        self.gain = gain
+        index = torch.arange(width) % in_features
+        self.register_buffer("index", index, persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map ``(..., in_features)`` to ``(..., width)``."""
+        return x.index_select(-1, self.index) * self.gain
+
+
+@final
+class Sine(nn.Module):
+    """``√2 sin``: learned random features (unit mean square for a spread-out phase)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Apply it to every element."""
+        return math.sqrt(2) * torch.sin(x)
+
+
+@final
+class TemperedLikelihood(Likelihood):
+    r"""``p(y | f)^{1/β}`` with a ``β`` per replica.
+
+    ``(1/β) E[log p] − KL`` has the same maximiser as ``E[log p] − β KL``, and Adam does not see
+    the factor between them: replicas with different weights of the KL train in one pass.
+
+    Args:
+        inner: The likelihood to temper; predictions are its own.
+        beta: Weights of the KL, shape ``batch_shape``, all above zero.
+    """
+
+    beta: Tensor
+
+    def __init__(self, inner: Likelihood, beta: Tensor) -> None:
+        super().__init__(inner.num_outputs, inner.batch_shape)
+        self.inner = inner
+        self.register_buffer("beta", beta)
+
+    @property
+    def num_features(self) -> int:
+        """As the inner likelihood."""
+        return self.inner.num_features
+
+    def log_prob(self, f: Tensor, y: Tensor) -> Tensor:
+        """Return ``log p(y | f) / β``."""
+        return self.inner.log_prob(f, y) / self.beta[..., None, None]
+
+    def predictive(self, f: Tensor) -> Predictive:
+        """As the inner likelihood."""
+        return self.inner.predictive(f)
+
+    def noise_parameters(self) -> list[nn.Parameter]:
+        """As the inner likelihood."""
+        return self.inner.noise_parameters()

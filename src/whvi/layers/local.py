@@ -1,0 +1,97 @@
+r"""Local reparameterization of a dense Gaussian weight, as one autograd node.
+
+``y = M x + b + (V x²)^{1/2} ε`` with ``V = σ²`` and one normal ``ε`` per output (Kingma et al.,
+2015). With ``ȳ`` the incoming gradient and ``r = ȳ ε / (2 s)``, ``s = (V x²)^{1/2}``:
+``M̄ = Σ ȳ xᵀ``, ``V̄ = Σ r (x²)ᵀ``, ``x̄ = Mᵀ ȳ + 2 x (Vᵀ r)``, ``b̄ = Σ ȳ``, and
+``∂/∂ log σ = 2 V V̄``.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from whvi.transforms.backend import is_tracing, is_transformed
+
+
+def local_linear(
+    x: Tensor, loc: Tensor, log_scale: Tensor, bias: Tensor | None, noise: Tensor
+) -> Tensor:
+    """Draw ``W x + b`` with independent weights for every row.
+
+    Args:
+        x: Shape ``(*batch_shape, *inner, in_features)``.
+        loc, log_scale: ``M`` and ``log σ``, shape ``(*batch_shape, out_features, in_features)``.
+        bias: ``(*batch_shape, out_features)`` or ``None``.
+        noise: ``ε``, shape ``(*batch_shape, *inner, out_features)``.
+    """
+    if is_tracing() or is_transformed():
+        return _compose(x, loc, log_scale, bias, noise)
+    # apply() is not annotated in torch.
+    return cast(Tensor, _LocalLinear.apply(x, loc, log_scale, bias, noise))  # type: ignore[no-untyped-call]
+
+
+def _rows(x: Tensor, matrix: Tensor) -> Tensor:
+    """View ``(*batch_shape, *inner, features)`` as ``(*batch_shape, rows, features)``."""
+    batch_shape = matrix.shape[:-2]
+    return x if x.dim() == len(batch_shape) + 2 else x.reshape(*batch_shape, -1, x.shape[-1])
+
+
+def _spread(rows: Tensor, variance: Tensor) -> Tensor:
+    """``(V x²)^{1/2}``, kept so far from zero that its gradient is finite."""
+    tiny = math.sqrt(torch.finfo(rows.dtype).tiny)
+    return ((rows * rows) @ variance.transpose(-1, -2)).clamp_min(tiny).sqrt()
+
+
+def _compose(
+    x: Tensor, loc: Tensor, log_scale: Tensor, bias: Tensor | None, noise: Tensor
+) -> Tensor:
+    rows = _rows(x, loc)
+    y = rows @ loc.transpose(-1, -2)
+    y = y + _spread(rows, (2 * log_scale).exp()) * _rows(noise, loc)
+    if bias is not None:
+        y = y + bias.unsqueeze(-2)
+    return y.reshape(noise.shape)
+
+
+class _LocalLinear(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, loc: Tensor, log_scale: Tensor, bias: Tensor | None, noise: Tensor
+    ) -> Tensor:
+        rows = _rows(x, loc)
+        scale = log_scale.exp()
+        variance = scale * scale
+        spread = _spread(rows, variance)
+        y = torch.addcmul(rows @ loc.transpose(-1, -2), spread, _rows(noise, loc))
+        if bias is not None:
+            y += bias.unsqueeze(-2)
+        ctx.save_for_backward(x, loc, log_scale, bias, noise, variance, spread)
+        return y.view(noise.shape)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        x, loc, log_scale, bias, noise, variance, spread = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            inputs = [t for t in (x, loc, log_scale, bias) if t is not None and t.requires_grad]
+            y = _compose(x, loc, log_scale, bias, noise)
+            found = iter(torch.autograd.grad(y, inputs, grads[0], create_graph=True))
+            wanted = [t is not None and t.requires_grad for t in (x, loc, log_scale, bias)]
+            return (*[next(found) if w else None for w in wanted], None)
+        rows, grad = _rows(x, loc), _rows(grads[0], loc)
+        half = (grad * _rows(noise, loc)).div_(spread).mul_(0.5)
+        grad_variance = half.transpose(-1, -2) @ (rows * rows)
+        grad_x = None
+        if ctx.needs_input_grad[0]:
+            through = (half @ variance).mul_(rows)
+            grad_x = torch.add(grad @ loc, through, alpha=2).view(x.shape)
+        return (
+            grad_x,
+            grad.transpose(-1, -2) @ rows,
+            grad_variance.mul_(variance).mul_(2),
+            None if bias is None else grad.sum(-2),
+            None,
+        )

@@ -1,0 +1,96 @@
+"""Stacked blocks as one node, against the composition of plain operations."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from conformance.layer_suite import DTYPE, EPS, normal, seeded
+from torch import Tensor
+
+from whvi.layers.blocks import block_linear, noisy_block_linear
+from whvi.noise import draw_seed, normal_from_seed
+from whvi.plan import BlockPlan
+from whvi.product import structured_product
+
+PLANS = [(5, 7), (3, 9), (8, 8), (8, 20), (2, 2), (1, 1)]
+
+
+def reference(
+    x: Tensor, s1: Tensor, g: Tensor, s2: Tensor, bias: Tensor | None, plan: BlockPlan
+) -> Tensor:
+    """``[W_1 x; …; W_K x][:out] + b`` block by block; ``g`` already has all axes of ``x``."""
+    padded = torch.nn.functional.pad(x, (0, plan.block_size - plan.in_features))
+    inner = (1,) * (x.dim() - s1.dim() + 1)
+    blocks = []
+    for k in range(plan.num_blocks):
+        own = (v[..., k, :].reshape(*v.shape[:-2], *inner, -1) for v in (s1, s2))
+        first, second = own
+        blocks.append(structured_product(padded, first, g[..., k, :], second))
+    y = torch.cat(blocks, -1)[..., : plan.out_features]
+    return y if bias is None else y + bias.reshape(*bias.shape[:-1], *inner, -1)
+
+
+def operands(plan: BlockPlan, batch: tuple[int, ...]) -> list[Tensor]:
+    shapes = [(*batch, *plan.vector_shape)] * 2 + [(*batch, plan.out_features)]
+    return [normal(*shape, seed=i).requires_grad_() for i, shape in enumerate(shapes)]
+
+
+def assert_equal_with_gradients(actual: Tensor, expected: Tensor, wanted: list[Tensor]) -> None:
+    torch.testing.assert_close(actual, expected, rtol=0, atol=64 * EPS)
+    upstream = normal(*actual.shape, seed=9)
+    pairs = zip(
+        torch.autograd.grad(actual, wanted, upstream),
+        torch.autograd.grad(expected, wanted, upstream),
+        strict=True,
+    )
+    for one, other in pairs:
+        torch.testing.assert_close(one, other, rtol=0, atol=64 * EPS * (1 + other.abs().max()))
+
+
+@pytest.mark.parametrize("sizes", PLANS)
+@pytest.mark.parametrize("batch", [(), (2,), (2, 3)])
+@pytest.mark.parametrize("shared", ["all", "rows", "none"])
+def test_given_g(sizes: tuple[int, int], batch: tuple[int, ...], shared: str) -> None:
+    plan = BlockPlan.for_shape(*sizes)
+    s1, s2, bias = operands(plan, batch)
+    x = normal(*batch, 4, 3, sizes[0], seed=5).requires_grad_()
+    some = {"all": (), "rows": (4,), "none": (4, 3)}[shared]
+    g = normal(*batch, *some, *plan.vector_shape, seed=6).requires_grad_()
+    spread = g.reshape(*batch, *some, *(1,) * (2 - len(some)), *plan.vector_shape)
+    for b in (bias, None):
+        wanted = [x, s1, g, s2] + ([] if b is None else [b])
+        actual = block_linear(x, s1, g, s2, b, plan)
+        assert_equal_with_gradients(actual, reference(x, s1, spread, s2, b, plan), wanted)
+
+
+@pytest.mark.parametrize("sizes", PLANS)
+@pytest.mark.parametrize("batch", [(), (2,), (2, 3)])
+@pytest.mark.parametrize("inner", [(), (4,), (4, 3)])
+def test_fresh_g_for_every_row(
+    sizes: tuple[int, int], batch: tuple[int, ...], inner: tuple[int, ...]
+) -> None:
+    """``g = mean + exp(log_scale) ε`` with noise in the order ``(*batch, *inner, K, D)``."""
+    plan = BlockPlan.for_shape(*sizes)
+    s1, s2, bias = operands(plan, batch)
+    x = normal(*batch, *inner, sizes[0], seed=5).requires_grad_()
+    mean, log_scale = (normal(*batch, *plan.vector_shape, seed=s).requires_grad_() for s in (6, 7))
+    actual = noisy_block_linear(x, s1, (mean, log_scale), s2, bias, plan, seeded(3))
+    shape = (*batch, *inner, *plan.vector_shape)
+    noise = normal_from_seed(shape, draw_seed(seeded(3)), dtype=DTYPE)
+    every = (*batch, *(1,) * len(inner), *plan.vector_shape)
+    g = mean.reshape(every) + log_scale.exp().reshape(every) * noise
+    expected = reference(x, s1, g, s2, bias, plan)
+    assert_equal_with_gradients(actual, expected, [x, s1, mean, log_scale, s2, bias])
+
+
+def test_sizes_are_found_without_floats() -> None:
+    """A logarithm in floats errs near powers of two: 2**49 + 1 already rounds to 2**49."""
+    for exponent in range(1, 62):
+        power = 1 << exponent
+        assert BlockPlan.for_shape(power, 2).block_size == power
+        assert BlockPlan.for_shape(power + 1, 2).block_size == 2 * power
+        if power > 2:
+            assert BlockPlan.for_shape(power - 1, 2).block_size == power
+        if exponent < 31:
+            assert BlockPlan.for_shape(power**2, 1).block_size == power
+            assert BlockPlan.for_shape(power**2 + 1, 1).block_size == 2 * power
