@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-_LONG_CALL = 0.25  # seconds; noise is a small part of calls this long, so they take fewer rounds
+_LONG_CALL = 0.1  # seconds; noise is a small part of calls this long, so they take fewer rounds
 _LONG_ROUNDS = 3
 
 
@@ -57,7 +57,7 @@ class Times(NamedTuple):
 
 def measure(rivals: Mapping[str, Rival], effort: Effort) -> Times:
     """Return the minimum time of each rival over interleaved bursts."""
-    calls: dict[str, int] = {}
+    singles: dict[str, float] = {}
     left_out: dict[str, str] = {}
     best: dict[str, float] = {}
     was_enabled = gc.isenabled()
@@ -69,23 +69,24 @@ def measure(rivals: Mapping[str, Rival], effort: Effort) -> Times:
             if single > effort.longest_call:
                 left_out[name] = f"a call takes more than {effort.longest_call:g} s"
             else:
-                calls[name] = max(1, round(effort.burst / single))
-                best[name] = single
+                singles[name] = single
         for turn in range(effort.rounds):
-            for name, number in calls.items():
-                if turn < _LONG_ROUNDS or best[name] < _LONG_CALL:
-                    best[name] = min(best[name], _burst(rivals[name], number))
+            for name, single in singles.items():
+                if turn < _LONG_ROUNDS or single < _LONG_CALL:
+                    number = max(1, round(effort.burst / single))
+                    burst = _burst(rivals[name], number)
+                    best[name] = min(best.get(name, burst), burst)
     finally:
         if was_enabled:
             gc.enable()
-    return Times({name: best[name] / rivals[name].parts for name in calls}, left_out)
+    return Times({name: best[name] / rivals[name].parts for name in best}, left_out)
 
 
 def _single_call(rival: Rival, effort: Effort) -> float:
     """Estimate one call; the first one may meet memory that was never touched."""
     rival.prepare()
     estimate = _timed(rival.call, 1)
-    if estimate < 2 * effort.longest_call:
+    if estimate < _LONG_CALL or effort.longest_call < estimate < 2 * effort.longest_call:
         estimate = min(estimate, _timed(rival.call, 1))
     number = 1
     while number * estimate < effort.burst / 2:

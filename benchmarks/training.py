@@ -10,7 +10,6 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -108,20 +107,26 @@ def _gaussian_nll(f: Tensor, y: Tensor, log_variance: Tensor) -> Tensor:
     return 0.5 * (log_variance + (f - y).square() * (-log_variance).exp()).mean()
 
 
-def _likelihood_step(model: nn.Module, penalty: Callable[[Any], tuple[Tensor, Any]]) -> Rival:
-    """Build a step for a network whose output ``penalty`` splits into values and nats of KL."""
-    x, y = torch.randn(_BATCH, _IN_FEATURES), torch.randn(_BATCH, 1)
-    log_variance = nn.Parameter(torch.zeros(1))
-
-    def loss() -> Tensor:
-        f, kl = penalty(model(x))
-        return _gaussian_nll(f, y, log_variance) + kl
-
-    return _step(loss, [*model.parameters(), log_variance])
+def _rows() -> tuple[Tensor, Tensor]:
+    return torch.randn(_BATCH, _IN_FEATURES), torch.randn(_BATCH, 1)
 
 
 def _point_estimate(width: int) -> Rival:
-    return _likelihood_step(_network(nn.Linear, nn.Linear, width), lambda f: (f, 0.0))
+    model = _network(nn.Linear, nn.Linear, width)
+    (x, y), log_variance = _rows(), nn.Parameter(torch.zeros(1))
+    parameters = [*model.parameters(), log_variance]
+    return _step(lambda: _gaussian_nll(model(x), y, log_variance), parameters)
+
+
+def _peer(model: nn.Module, forward: Callable[[Tensor], tuple[Tensor, Tensor]]) -> Rival:
+    """Build a step of another package; ``forward`` gives function values and the KL in nats."""
+    (x, y), log_variance = _rows(), nn.Parameter(torch.zeros(1))
+
+    def loss() -> Tensor:
+        f, kl = forward(x)
+        return _gaussian_nll(f, y, log_variance) + kl / _NUM_DATA
+
+    return _step(loss, [*model.parameters(), log_variance])
 
 
 def _bayesian_torch(width: int) -> Rival | str:
@@ -130,24 +135,19 @@ def _bayesian_torch(width: int) -> Rival | str:
         return package
     from bayesian_torch.layers import LinearReparameterization as Linear
 
-    class Network(nn.Module):
-        """Sums the KL that every layer of this package returns beside its output."""
+    model = _network(Linear, Linear, width)
 
-        def __init__(self) -> None:
-            super().__init__()
-            self.layers = _network(Linear, Linear, width)
+    def forward(x: Tensor) -> tuple[Tensor, Tensor]:
+        total = torch.zeros(())
+        for layer in model:
+            if isinstance(layer, Linear):  # returns its KL beside the output
+                x, kl = layer(x)
+                total = total + kl
+            else:
+                x = layer(x)
+        return x, total
 
-        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-            total = torch.zeros(())
-            for layer in self.layers:
-                if isinstance(layer, Linear):
-                    x, kl = layer(x)
-                    total = total + kl
-                else:
-                    x = layer(x)
-            return x, total / _NUM_DATA
-
-    return _likelihood_step(Network(), lambda output: output)
+    return _peer(model, forward)
 
 
 def _torch_uncertainty(width: int) -> Rival | str:
@@ -159,8 +159,8 @@ def _torch_uncertainty(width: int) -> Rival | str:
     model = _network(BayesLinear, BayesLinear, width)
     layers = [layer for layer in model if isinstance(layer, BayesLinear)]
 
-    def penalty(f: Tensor) -> tuple[Tensor, Tensor]:
-        terms = [layer.log_variational_posterior - layer.log_prior for layer in layers]
-        return f, sum(terms) / _NUM_DATA
+    def forward(x: Tensor) -> tuple[Tensor, Tensor]:
+        f = model(x)  # leaves both terms of a one-sample KL on the layers
+        return f, sum(layer.log_variational_posterior - layer.log_prior for layer in layers)
 
-    return _likelihood_step(model, penalty)
+    return _peer(model, forward)

@@ -28,10 +28,10 @@ def cells(effort: Effort, quick: bool) -> Iterator[Cell]:
     for entries in _ENTRIES:
         for size in sizes:
             yield _into_output(entries, size, effort)
-    for entries in ["2^20"] if quick else _ENTRIES:
-        for size in sizes:
-            yield _beside_copy(entries, size, "in place", torch.float32, effort)
-            yield _beside_copy(entries, size, "output", torch.float64, effort)
+    for mode, dtype in (("in place", torch.float32), ("output", torch.float64)):
+        for entries in ["2^20"] if quick else _ENTRIES:
+            for size in sizes:
+                yield _beside_copy(entries, size, mode, dtype, effort)
 
 
 def _into_output(entries: str, size: int, effort: Effort) -> Cell:

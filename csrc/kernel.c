@@ -19,6 +19,9 @@
 #define CAT_(a, b) a##_##b
 #define CAT(a, b) CAT_(a, b)
 
+/* The sums over rows that a backward pass makes. */
+enum { INTO_S1, INTO_S2, INTO_G, INTO_SCALE, INTO_BIAS, NUM_SUMS };
+
 /* A structured product over (replicas, draws, rows, blocks). Strides are in elements, 0 where an
  * operand is shared. With `scale`, g is the mean and scale (laid out as g) the standard deviation
  * of a normal from which every row draws its own gains with noise eps. */
@@ -35,12 +38,11 @@ typedef struct {
   void *y;   /* the output, or (backward) the gradient that came in */
   int64_t y_r, y_s, y_n, y_k;
   void *grad_x, *grad_s1, *grad_g, *grad_s2, *grad_scale, *grad_bias;
+  void *wanted[NUM_SUMS]; /* where each sum over rows goes in the end, or NULL */
+  void *direct[NUM_SUMS]; /* the same where a task may add into it at once, else NULL */
   void *partials;
   int64_t chunk_rows, chunks;
 } Product;
-
-/* The sums over rows that a backward pass makes. */
-enum { INTO_S1, INTO_S2, INTO_G, INTO_SCALE, INTO_BIAS, NUM_SUMS };
 
 typedef struct {
   void (*rows)(const void *, void *, size_t, size_t, double, void *);
@@ -249,6 +251,20 @@ static void choose_chunks(Product *p) {
   p->chunks = p->rows ? (p->rows + rows - 1) / rows : 1;
 }
 
+/* Decide where sums are formed; 1 if some need partial sums. */
+static int choose_sums(Product *p) {
+  void *const wanted[NUM_SUMS] = {p->grad_s1, p->grad_s2, p->g_n ? NULL : p->grad_g, p->grad_scale,
+                                  p->grad_bias};
+  const int trimmed = p->out_features % p->size != 0;
+  int partial = 0;
+  for (int kind = 0; kind < NUM_SUMS; ++kind) {
+    p->wanted[kind] = wanted[kind];
+    p->direct[kind] = p->chunks == 1 && !(kind == INTO_BIAS && trimmed) ? wanted[kind] : NULL;
+    partial |= wanted[kind] != NULL && p->direct[kind] == NULL;
+  }
+  return partial;
+}
+
 static int product(const Routines *f, Product *p, int backward, int64_t threads) {
   choose_chunks(p);
   const int64_t problems = p->replicas * p->draws, tasks = problems * p->chunks;
@@ -256,12 +272,14 @@ static int product(const Routines *f, Product *p, int backward, int64_t threads)
   const size_t scratch = f->scratch_entries(p) * f->element_bytes;
   ProductTeam team = {p, f->forward_task};
   if (!backward) return run_team(product_task, &team, tasks, scratch, threads);
-  p->partials = malloc((size_t)(tasks * NUM_SUMS * p->blocks * p->size) * f->element_bytes + 1);
-  if (!p->partials) return -1;
+  if (choose_sums(p)) {
+    p->partials = malloc((size_t)(tasks * NUM_SUMS * p->blocks * p->size) * f->element_bytes + 1);
+    if (!p->partials) return -1;
+  }
   team.task = f->backward_task;
   int status = run_team(product_task, &team, tasks, scratch, threads);
   team.task = f->reduce_task;
-  if (!status) status = run_team(product_task, &team, problems, 0, threads);
+  if (!status && p->partials) status = run_team(product_task, &team, problems, 0, threads);
   free(p->partials);
   return status;
 }

@@ -77,54 +77,61 @@ INLINE void ISA_NAME(group_words)(uint64_t seed, uint64_t group, U32 word[4][PAI
   }
 }
 
-/* -ln((2 v + 1) / 2^33) for v = word >> 1: finite, and zero only where the argument rounds to 1. */
-INLINE F32 ISA_NAME(minus_log_uniform)(U32 word) {
-  const F32 u = (__builtin_convertvector((I32)(word >> 1), F32) + 0.5f) * 4.656612873077393e-10f;
-  const I32 bits = (I32)u;
-  const I32 exponent = (bits - 0x3f3504f3) >> 23;
-  const F32 x = (F32)(bits - (exponent << 23)) - 1.0f; /* in [sqrt(1/2), sqrt(2)) - 1 */
-  const F32 z = x * x;
-  F32 p = x * 7.0376836292e-2f - 1.1514610310e-1f; /* coefficients of Cephes logf */
-  p = p * x + 1.1676998740e-1f;
-  p = p * x - 1.2420140846e-1f;
-  p = p * x + 1.4249322787e-1f;
-  p = p * x - 1.6668057665e-1f;
-  p = p * x + 2.0000714765e-1f;
-  p = p * x - 2.4999993993e-1f;
-  p = p * x + 3.3333331174e-1f;
-  const F32 minus_log_mantissa = (z * 0.5f - p * x * z) - x;
-  const F32 minus_log = minus_log_mantissa - __builtin_convertvector(exponent, F32) * 0.693147180559945f;
-  return (F32)((I32)minus_log & (minus_log > 0)); /* no negative zero or rounding below zero */
+/* A step of the same formula for every vector of a group: the chains run side by side, which hides
+ * their latency. */
+#define SIDE_BY_SIDE _Pragma("GCC unroll 8") for (int i = 0; i < PAIR_VECTORS; ++i)
+
+/* radius[i] = sqrt(-ln((2 v + 1) / 2^33)) for v = word >> 1: finite, zero only where the argument
+ * rounds to 1. The logarithm is that of Cephes (logf), its polynomial summed as a tree. */
+INLINE void ISA_NAME(radii)(const U32 *word, F32 *radius) {
+  F32 x[PAIR_VECTORS], exponent[PAIR_VECTORS];
+  SIDE_BY_SIDE {
+    const F32 u = (__builtin_convertvector((I32)(word[i] >> 1), F32) + 0.5f) * 4.656612873077393e-10f;
+    const I32 bits = (I32)u, shift = (bits - 0x3f3504f3) >> 23;
+    x[i] = (F32)(bits - (shift << 23)) - 1.0f; /* in [sqrt(1/2), sqrt(2)) - 1 */
+    exponent[i] = __builtin_convertvector(shift, F32) * 0.693147180559945f;
+  }
+  SIDE_BY_SIDE {
+    const F32 x2 = x[i] * x[i], x4 = x2 * x2;
+    const F32 p01 = x[i] * -2.4999993993e-1f + 3.3333331174e-1f;
+    const F32 p23 = x[i] * -1.6668057665e-1f + 2.0000714765e-1f;
+    const F32 p45 = x[i] * -1.2420140846e-1f + 1.4249322787e-1f;
+    const F32 p67 = x[i] * -1.1514610310e-1f + 1.1676998740e-1f;
+    const F32 high = (p67 + x2 * 7.0376836292e-2f) * x2 + p45;
+    const F32 p = high * x4 + (p23 * x2 + p01);
+    /* not below zero: x <= 0 where the exponent is zero, and ln 2 outweighs the rest elsewhere */
+    radius[i] = SQRT(((x2 * 0.5f - p * (x[i] * x2)) - x[i]) - exponent[i]);
+  }
 }
 
 /* Two normals from two words: radius from the first, angle and two signs from the second.
- * The angle is pi/4 + a with a in [-pi/4, pi/4), so sqrt(2) cos = cos a - sin a. */
-INLINE void ISA_NAME(box_muller)(U32 radius_word, U32 angle_word, F32 *first, F32 *second) {
-  const F32 radius = SQRT(ISA_NAME(minus_log_uniform)(radius_word));
-  const F32 a = __builtin_convertvector((I32)(angle_word << 2), F32) * 3.657291880143e-10f;
-  const F32 z = a * a;
-  F32 sine = z * -1.9515295891e-4f + 8.3321608736e-3f; /* coefficients of Cephes sinf, cosf */
-  sine = (sine * z - 1.6666654611e-1f) * z * a + a;
-  F32 cosine = z * 2.443315711809948e-5f - 1.388731625493765e-3f;
-  cosine = (cosine * z + 4.166664568298827e-2f) * z * z - z * 0.5f + 1.0f;
+ * The angle is pi/4 + a with a in [-pi/4, pi/4), so sqrt(2) cos = cos a - sin a; sine and cosine
+ * have the coefficients of Cephes (sinf, cosf). */
+INLINE void ISA_NAME(box_muller)(const U32 *radius_word, const U32 *angle_word, F32 *first,
+                                 F32 *second) {
   const U32 sign = (U32){0} + 0x80000000u;
-  *first = (F32)((U32)(radius * (cosine - sine)) ^ (angle_word & sign));
-  *second = (F32)((U32)(radius * (cosine + sine)) ^ ((angle_word << 1) & sign));
+  F32 radius[PAIR_VECTORS];
+  ISA_NAME(radii)(radius_word, radius);
+  SIDE_BY_SIDE {
+    const U32 word = angle_word[i];
+    const F32 a = __builtin_convertvector((I32)(word << 2), F32) * 3.657291880143e-10f;
+    const F32 z = a * a;
+    const F32 odd = (z * -1.9515295891e-4f + 8.3321608736e-3f) * z - 1.6666654611e-1f;
+    const F32 even = (z * 2.443315711809948e-5f - 1.388731625493765e-3f) * z + 4.166664568298827e-2f;
+    const F32 sine = odd * (z * a) + a;
+    const F32 cosine = even * (z * z) + (1.0f - z * 0.5f);
+    first[i] = (F32)((U32)(radius[i] * (cosine - sine)) ^ (word & sign));
+    second[i] = (F32)((U32)(radius[i] * (cosine + sine)) ^ ((word << 1) & sign));
+  }
 }
 
 static void ISA_NAME(normal_group)(uint64_t seed, uint64_t group, float *out) {
   U32 word[4][PAIR_VECTORS];
+  F32 normal[4][PAIR_VECTORS];
   ISA_NAME(group_words)(seed, group, word);
-  ISA_NAME(f32u) *place = (ISA_NAME(f32u) *)out;
-#pragma GCC unroll 4
-  for (int i = 0; i < PAIR_VECTORS; ++i)
-#pragma GCC unroll 2
-    for (int w = 0; w < 4; w += 2) {
-      F32 first, second;
-      ISA_NAME(box_muller)(word[w][i], word[w + 1][i], &first, &second);
-      place[w * PAIR_VECTORS + i] = first;
-      place[(w + 1) * PAIR_VECTORS + i] = second;
-    }
+  ISA_NAME(box_muller)(word[0], word[1], normal[0], normal[1]);
+  ISA_NAME(box_muller)(word[2], word[3], normal[2], normal[3]);
+  memcpy(out, normal, sizeof normal);
 }
 
 static void ISA_NAME(word_group)(uint64_t seed, uint64_t group, uint32_t *out) {
@@ -161,6 +168,7 @@ static void ISA_NAME(normals_f64)(uint64_t seed, uint64_t first, size_t count, v
   }
 }
 
+#undef SIDE_BY_SIDE
 #undef PAIR_VECTORS
 #undef LANES32
 #undef LANES64

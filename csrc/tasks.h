@@ -7,11 +7,11 @@
 
 /* Entries to allocate for one task. */
 static size_t NAME(scratch_entries)(const Product *a) {
-  return (size_t)(a->size * 10 + (a->scale && !a->eps ? a->blocks * a->size : 0));
+  return (size_t)(a->size * 6 + (a->scale && !a->eps ? a->blocks * a->size : 0));
 }
 
 typedef struct {
-  T *work, *x, *y, *g, *grad_g, *grad_x, *sum_x, *bias, *eps; /* scratch rows; work has two */
+  T *work, *x, *y, *g, *sum_x, *eps; /* scratch rows; work has two, eps one per block */
   int64_t r, s, problem, begin, end;
 } NAME(task);
 
@@ -19,14 +19,14 @@ static NAME(task) NAME(open_task)(const Product *a, int64_t index, T *memory) {
   const int64_t size = a->size, chunk = index % a->chunks;
   NAME(task) t;
   t.work = memory, t.x = memory + 2 * size, t.y = memory + 3 * size, t.g = memory + 4 * size;
-  t.grad_g = memory + 5 * size, t.grad_x = memory + 6 * size, t.sum_x = memory + 7 * size;
-  t.bias = memory + 8 * size, t.eps = memory + 10 * size;
+  t.sum_x = memory + 5 * size, t.eps = memory + 6 * size;
   t.problem = index / a->chunks;
   t.r = t.problem / a->draws, t.s = t.problem % a->draws;
   t.begin = chunk * a->chunk_rows;
   t.end = t.begin + a->chunk_rows < a->rows ? t.begin + a->chunk_rows : a->rows;
-  memset(t.x, 0, (size_t)size * sizeof(T)); /* the padding of inputs and gradients */
-  memset(t.y, 0, (size_t)size * sizeof(T));
+  /* the padding of inputs and of gradients */
+  if (a->in_features < size) memset(t.x, 0, (size_t)size * sizeof(T));
+  if (a->out_features % size) memset(t.y, 0, (size_t)size * sizeof(T));
   return t;
 }
 
@@ -102,52 +102,50 @@ static void NAME(forward_task)(const Product *a, int64_t index, void *memory) {
   }
 }
 
-/* Where this task adds up gradient `kind` of block k: its own partial sum, one per chunk. */
-INLINE T *NAME(partial)(const Product *a, int64_t index, int kind, int64_t k) {
+/* Where this task adds up gradient `kind` of block k: the gradient itself if the problem is one
+ * chunk, else a partial sum of its own. */
+INLINE T *NAME(sum_of)(const Product *a, int64_t index, int kind, int64_t k) {
+  if (a->direct[kind]) return (T *)a->direct[kind] + (index * a->blocks + k) * a->size;
   return (T *)a->partials + ((index * NUM_SUMS + kind) * a->blocks + k) * a->size;
+}
+
+/* Where the gradients of row n and block k go. */
+INLINE NAME(gradients) NAME(gradients_of)(const Product *a, const NAME(task) * t, int64_t index,
+                                         int64_t n, int64_t k, const T *eps) {
+  const int64_t row = t->problem * a->rows + n;
+  const int whole = a->grad_x && a->in_features == a->size;
+  NAME(gradients) q;
+  q.s1 = NAME(sum_of)(a, index, INTO_S1, k), q.s2 = NAME(sum_of)(a, index, INTO_S2, k);
+  q.g_row = a->g_n ? (T *)a->grad_g + (row * a->blocks + k) * a->size : NULL;
+  q.g_sum = a->g_n ? NULL : NAME(sum_of)(a, index, INTO_G, k);
+  q.scale = a->scale ? NAME(sum_of)(a, index, INTO_SCALE, k) : NULL;
+  q.bias = a->grad_bias ? NAME(sum_of)(a, index, INTO_BIAS, k) : NULL;
+  q.eps = eps ? eps + k * a->size : NULL;
+  q.x = whole ? (T *)a->grad_x + row * a->size : t->sum_x;
+  q.add_x = k > 0;
+  return q;
 }
 
 static void NAME(backward_task)(const Product *a, int64_t index, void *memory) {
   NAME(task) t = NAME(open_task)(a, index, memory);
   const T norm = (T)(1.0 / (double)a->size);
-  const int64_t size = a->size;
-  const size_t bytes = (size_t)size * sizeof(T);
-  memset(NAME(partial)(a, index, 0, 0), 0, NUM_SUMS * (size_t)a->blocks * bytes);
+  const int64_t size = a->size, in = a->in_features;
+  for (int kind = 0; kind < NUM_SUMS; ++kind)
+    if (a->wanted[kind])
+      memset(NAME(sum_of)(a, index, kind, 0), 0, (size_t)(a->blocks * size) * sizeof(T));
   for (int64_t n = t.begin; n < t.end; ++n) {
     const T *x = NAME(input_row)(a, &t, n);
     const T *eps = a->scale ? NAME(noise_of_row)(a, &t, n) : NULL;
     for (int64_t k = 0; k < a->blocks; ++k) {
       const int64_t width = NAME(width)(a, k);
-      NAME(operands) p = NAME(operands_of)(a, &t, k, x, NAME(gain)(a, &t, n, k, eps));
+      const NAME(operands) p = NAME(operands_of)(a, &t, k, x, NAME(gain)(a, &t, n, k, eps));
+      const NAME(gradients) q = NAME(gradients_of)(a, &t, index, n, k, eps);
       const T *grad = NAME(output)(a, &t, n, k);
-      if (width < size) {
-        memcpy(t.y, grad, (size_t)width * sizeof(T));
-        grad = t.y;
-      }
-      T *grad_g = t.grad_g;
-      if (a->g_n) grad_g = (T *)a->grad_g + ((t.problem * a->rows + n) * a->blocks + k) * size;
-      T *grad_x = k == 0 ? t.sum_x : t.grad_x;
-      NAME(row_backward)(&p, (size_t)size, norm, t.work, grad, NAME(partial)(a, index, INTO_S1, k),
-                         NAME(partial)(a, index, INTO_S2, k), grad_g, grad_x);
-      if (k > 0)
-        for (int64_t i = 0; i < size; ++i) t.sum_x[i] += grad_x[i];
-      if (!a->g_n) {
-        T *sum = NAME(partial)(a, index, INTO_G, k);
-        for (int64_t i = 0; i < size; ++i) sum[i] += grad_g[i];
-      }
-      if (a->scale) {
-        T *sum = NAME(partial)(a, index, INTO_SCALE, k);
-        const T *noise = eps + k * size;
-        for (int64_t i = 0; i < size; ++i) sum[i] += grad_g[i] * noise[i];
-      }
-      if (a->grad_bias) {
-        T *sum = NAME(partial)(a, index, INTO_BIAS, k);
-        for (int64_t i = 0; i < size; ++i) sum[i] += grad[i];
-      }
+      if (width < size) grad = memcpy(t.y, grad, (size_t)width * sizeof(T));
+      NAME(row_backward)(&p, (size_t)size, norm, t.work, grad, &q);
     }
-    if (a->grad_x)
-      memcpy((T *)a->grad_x + (t.problem * a->rows + n) * a->in_features, t.sum_x,
-             (size_t)a->in_features * sizeof(T));
+    if (a->grad_x && in < size)
+      memcpy((T *)a->grad_x + (t.problem * a->rows + n) * in, t.sum_x, (size_t)in * sizeof(T));
   }
 }
 
@@ -155,18 +153,16 @@ static void NAME(backward_task)(const Product *a, int64_t index, void *memory) {
 static void NAME(reduce_task)(const Product *a, int64_t problem, void *memory) {
   const int64_t length = a->blocks * a->size, first = problem * a->chunks;
   (void)memory;
-  for (int64_t step = 1; step < a->chunks; step *= 2)
-    for (int64_t i = 0; i + step < a->chunks; i += 2 * step) {
-      T *into = NAME(partial)(a, first + i, 0, 0);
-      const T *from = NAME(partial)(a, first + i + step, 0, 0);
-      for (int64_t j = 0; j < NUM_SUMS * length; ++j) into[j] += from[j];
-    }
-  void *outputs[NUM_SUMS] = {a->grad_s1, a->grad_s2, a->g_n ? NULL : a->grad_g, a->grad_scale, NULL};
-  for (int kind = 0; kind < NUM_SUMS; ++kind)
-    if (outputs[kind])
-      memcpy((T *)outputs[kind] + problem * length, NAME(partial)(a, first, kind, 0),
-             (size_t)length * sizeof(T));
-  if (a->grad_bias)
-    memcpy((T *)a->grad_bias + problem * a->out_features, NAME(partial)(a, first, INTO_BIAS, 0),
-           (size_t)a->out_features * sizeof(T));
+  for (int kind = 0; kind < NUM_SUMS; ++kind) {
+    if (!a->wanted[kind] || a->direct[kind]) continue;
+    for (int64_t step = 1; step < a->chunks; step *= 2)
+      for (int64_t i = 0; i + step < a->chunks; i += 2 * step) {
+        T *into = NAME(sum_of)(a, first + i, kind, 0);
+        const T *from = NAME(sum_of)(a, first + i + step, kind, 0);
+        for (int64_t j = 0; j < length; ++j) into[j] += from[j];
+      }
+    const int64_t width = kind == INTO_BIAS ? a->out_features : length;
+    memcpy((T *)a->wanted[kind] + problem * width, NAME(sum_of)(a, first, kind, 0),
+           (size_t)width * sizeof(T));
+  }
 }

@@ -30,7 +30,7 @@ def philox(counter, key):
 
 
 def stream_words(seed, first_group, num_groups):
-    """The documented layout: word w of counter c of a group sits at 16 w + 2 c, or odd from 8 on."""
+    """The documented layout: word w of counter c at 16 w + 2 c, or at the odd places from 8 on."""
     group = np.arange(num_groups, dtype=np.uint64) + np.uint64(first_group)
     c = np.arange(16, dtype=np.uint64)
     counter = (group[:, None] * np.uint64(16)) + c  # modulo 2^64
@@ -172,7 +172,9 @@ def test_a_shape_is_a_view_of_the_stream(kernel):
 
 
 def test_a_generator_decides_everything():
-    first, again = (standard_normal((50,), generator=torch.Generator().manual_seed(1)) for _ in "ab")
+    first, again = (
+        standard_normal((50,), generator=torch.Generator().manual_seed(1)) for _ in "ab"
+    )
     assert torch.equal(first, again)
     generator = torch.Generator().manual_seed(1)
     draws = [standard_normal((50,), generator=generator) for _ in range(3)]

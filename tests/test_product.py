@@ -273,7 +273,11 @@ def test_gradcheck(layout, dtype):
     if dtype == torch.float64:
         assert gradgradcheck(structured_product, tensors, **STEP[dtype])
         assert gradcheck(
-            structured_product, tensors, check_forward_ad=True, check_backward_ad=False, **STEP[dtype]
+            structured_product,
+            tensors,
+            check_forward_ad=True,
+            check_backward_ad=False,
+            **STEP[dtype],
         )
 
 
@@ -309,7 +313,9 @@ def test_func_transforms(layout, dtype):
             torch.stack([tensors[2], tangents[2]])
         ),
     ):
-        torch.testing.assert_close(function(structured_product), function(dense_product), **tolerance)
+        torch.testing.assert_close(
+            function(structured_product), function(dense_product), **tolerance
+        )
 
 
 @dtypes
@@ -342,7 +348,9 @@ def test_compiled_by_inductor():
     torch._dynamo.reset()
     tensors = operands(LAYOUTS["R, S, K"], 16, torch.float32)
     compiled = torch.compile(structured_product, fullgraph=True)
-    torch.testing.assert_close(compiled(*tensors), structured_product(*tensors), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(
+        compiled(*tensors), structured_product(*tensors), rtol=1e-5, atol=1e-5
+    )
 
 
 @pytest.mark.filterwarnings("ignore:.*:FutureWarning")
@@ -415,7 +423,7 @@ def test_noisy_product_draws_one_g_for_every_row(layout, dtype, generator):
     assert y.shape == (*leading, size)
     noise = y.double() @ hadamard_matrix(size, dtype=torch.float64)
     if noise.numel():
-        rows = noise.flatten(0, -2).round(decimals=3)
+        rows = noise.reshape(-1, size).round(decimals=3)
         assert len(rows.unique(dim=0)) == len(rows)
         standard_error = 1 / math.sqrt(noise.numel())
         assert abs(noise.mean()) < 5 * standard_error

@@ -11,14 +11,20 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from whvi.noise import normal_from_seed
-from whvi.transforms.backend import is_tracing, is_transformed, kernel, kernel_takes
+from whvi.transforms.backend import (
+    PLAIN_TYPES,
+    is_tracing,
+    is_transformed,
+    kernel,
+    kernel_takes,
+)
 
 _KEPT_NOISE = 1 << 22  # entries of noise that are kept for the backward pass; more is made again
 
@@ -59,37 +65,33 @@ class Layout(NamedTuple):
         return self.sizes[:5]
 
 
-class Call(NamedTuple):
+class Call:
     """All of a kernel call but its tensors: made once per shape, so that a call is cheap.
 
-    Attributes:
+    Args:
         layout: The loops.
-        table: The layout as the kernel reads it, kept alive here.
         composition: The same product in differentiable torch operations, for double backward.
         fold: Turns gradients of the layout's shapes into those of the operands; ``None`` if they
             are the same.
         log_scale: Whether ``operands.scale`` holds the logarithm of the scale.
     """
 
-    layout: Layout
-    table: array[int]
-    composition: Composition
-    fold: Fold | None
-    log_scale: bool
+    __slots__ = ("address", "composition", "fold", "keeps_noise", "layout", "log_scale", "table")
 
-    @classmethod
-    def prepare(
-        cls,
+    def __init__(
+        self,
         layout: Layout,
         composition: Composition,
         fold: Fold | None = None,
         *,
         log_scale: bool = False,
-    ) -> Call:
-        """Lay out the sizes and strides in the order that kernel.c reads."""
+    ) -> None:
         strides = (*layout.x, *layout.s1, *layout.g, *layout.s2, *layout.y, layout.bias)
-        table = array("q", (*layout.sizes, *strides))
-        return cls(layout, table, composition, fold, log_scale)
+        self.table = array("q", (*layout.sizes, *strides))  # in the order that kernel.c reads
+        self.address = self.table.buffer_info()[0]
+        self.layout, self.composition, self.fold = layout, composition, fold
+        self.log_scale = log_scale
+        self.keeps_noise = math.prod(layout.noise_shape) <= _KEPT_NOISE
 
 
 class Operands(NamedTuple):
@@ -108,91 +110,112 @@ def can_fuse(operands: Operands) -> bool:
     if is_tracing() or is_transformed() or not kernel_takes(operands.x):
         return False
     dtype = operands.x.dtype
-    return all(t is None or (t.dtype is dtype and kernel_takes(t)) for t in operands[1:])
+    for t in operands:
+        if t is not None and not (t.dtype is dtype and t.is_cpu and type(t) in PLAIN_TYPES):
+            return False
+    return True
 
 
 def fused_product(operands: Operands, call: Call, seed: int = 0) -> Tensor:
     """Run the product in the kernel; ``seed`` is the stream of the noise if there is a scale."""
-    y: Tensor = _apply(*operands, call, seed)
+    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in operands):
+        y: Tensor = _apply(*operands, call, seed)
+        return y
+    y = operands.x.new_empty(call.layout.out_shape)
+    _run(_FORWARD, call, seed, (*operands, None, y), ())
     return y
 
 
-def _arguments(
-    operands: Operands, call: Call, seed: int, noise: Tensor | None, y: Tensor
-) -> tuple[int, ...]:
-    """Arguments that the forward and backward kernels share, in the order of kernel.c."""
-    x = operands.x
-    pointers = [0 if t is None else t.data_ptr() for t in (*operands, noise, y)]
-    table = call.table.buffer_info()[0]
-    return (x.element_size(), torch.get_num_threads(), table, seed, *pointers)
-
-
-def _kernel_operands(operands: Operands, call: Call) -> Operands:
-    """Contiguous tensors, the scale itself in place of its logarithm."""
-    x, s1, g, s2, scale, bias = operands
-    if call.log_scale and scale is not None:
-        scale = scale.exp()
-    return Operands(
-        x.contiguous(),
-        s1.contiguous(),
-        g.contiguous(),
-        s2.contiguous(),
-        None if scale is None else scale.contiguous(),
-        None if bias is None else bias.contiguous(),
-    )
-
-
 class _Fused(torch.autograd.Function):
+    # Written for few steps, not for beauty: at batch 64 and width 128 this file costs more time
+    # than the arithmetic.
+
     @staticmethod
-    def forward(ctx: Any, *args: Any) -> Tensor:
-        assert kernel is not None  # callers have asked can_fuse
-        call, seed = args[6:]
-        operands = _kernel_operands(Operands(*args[:6]), call)
-        y = torch.empty(call.layout.out_shape, dtype=operands.x.dtype)
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        s1: Tensor,
+        g: Tensor,
+        s2: Tensor,
+        scale: Tensor | None,
+        bias: Tensor | None,
+        call: Call,
+        seed: int,
+    ) -> Tensor:
         noise = None
-        if operands.scale is not None and math.prod(call.layout.noise_shape) <= _KEPT_NOISE:
-            noise = torch.empty(call.layout.noise_shape, dtype=y.dtype)
-        kernel.product_forward(*_arguments(operands, call, seed, noise, y))
-        ctx.save_for_backward(*args[:6], noise)
-        ctx.call, ctx.seed = call, seed
+        if scale is not None and call.keeps_noise:
+            noise = x.new_empty(call.layout.noise_shape)
+        ctx.save_for_backward(x, s1, g, s2, scale, bias, noise)
+        ctx.call_and_seed = call, seed
+        y = x.new_empty(call.layout.out_shape)
+        _run(_FORWARD, call, seed, (x, s1, g, s2, scale, bias, noise, y), ())
         return y
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
-        *tensors, noise = ctx.saved_tensors
-        run = _backward_by_composition if torch.is_grad_enabled() else _backward_in_kernel
-        return (*run(ctx, Operands(*tensors), noise, grads[0]), None, None)
+        x, s1, g, s2, scale, bias, noise = ctx.saved_tensors
+        call: Call
+        call, seed = ctx.call_and_seed
+        if torch.is_grad_enabled():
+            operands = Operands(x, s1, g, s2, scale, bias)
+            found = _backward_by_composition(call, seed, operands, noise, grads[0])
+            return (*found, None, None)
+        shapes = call.layout.grad_shapes
+        gradients: list[Gradient] = [
+            x.new_empty(shapes[0]) if ctx.needs_input_grad[0] else None,
+            x.new_empty(shapes[1]),
+            x.new_empty(shapes[2]),
+            x.new_empty(shapes[3]),
+            None if scale is None else x.new_empty(shapes[4]),
+            None if bias is None else x.new_empty(shapes[5]),
+        ]
+        tensors = (x, s1, g, s2, scale, bias, noise, grads[0])
+        used_scale = _run(_BACKWARD, call, seed, tensors, gradients)
+        if call.log_scale and gradients[4] is not None:
+            gradients[4].mul_(used_scale)  # d scale / d log scale = scale
+        if call.fold is not None:
+            gradients = call.fold(gradients)
+        return (*gradients, None, None)
 
 
 # Function.apply without its search for torch.func wrappers: can_fuse has excluded them
 _apply: Any = super(torch.autograd.Function, _Fused).apply
+_FORWARD: Any = None if kernel is None else kernel.product_forward
+_BACKWARD: Any = None if kernel is None else kernel.product_backward
 
 
-def _backward_in_kernel(
-    ctx: Any, operands: Operands, noise: Tensor | None, grad: Tensor
-) -> list[Gradient]:
-    assert kernel is not None  # forward ran in it
-    call: Call = ctx.call
-    operands = _kernel_operands(operands, call)
-    gradients: list[Gradient] = [
-        None if t is None else t.new_empty(shape)
-        for t, shape in zip(operands, call.layout.grad_shapes, strict=True)
-    ]
-    if not ctx.needs_input_grad[0]:
-        gradients[0] = None
-    shared = _arguments(operands, call, ctx.seed, noise, grad.contiguous())
-    kernel.product_backward(*shared, *[0 if t is None else t.data_ptr() for t in gradients])
-    if call.log_scale and gradients[4] is not None and operands.scale is not None:
-        gradients[4].mul_(operands.scale)  # d scale / d log scale = scale
-    return gradients if call.fold is None else call.fold(gradients)
+def _run(
+    function: Any,
+    call: Call,
+    seed: int,
+    tensors: tuple[Tensor | None, ...],
+    results: Sequence[Gradient],
+) -> Tensor | None:
+    """Call the kernel; return the scale that it used.
+
+    Args:
+        function: ``product_forward`` or ``product_backward`` of the kernel.
+        call, seed: As in :func:`fused_product`.
+        tensors: x, s1, g, s2, scale, bias, noise, and y or its gradient.
+        results: Where gradients go.
+    """
+    ready = [None if t is None else t.contiguous() for t in tensors]
+    scale = ready[4]
+    if call.log_scale and scale is not None:
+        ready[4] = scale = scale.exp()
+    pointers = [0 if t is None else t.data_ptr() for t in ready]
+    targets = [0 if t is None else t.data_ptr() for t in results]
+    element_bytes = 4 if tensors[-1].dtype is torch.float32 else 8  # type: ignore[union-attr]
+    function(element_bytes, torch.get_num_threads(), call.address, seed, *pointers, *targets)
+    return scale
 
 
 def _backward_by_composition(
-    ctx: Any, operands: Operands, noise: Tensor | None, grad: Tensor
+    call: Call, seed: int, operands: Operands, noise: Tensor | None, grad: Tensor
 ) -> list[Gradient]:
     if operands.scale is not None and noise is None:
-        noise = normal_from_seed(ctx.call.layout.noise_shape, ctx.seed, dtype=operands.x.dtype)
-    y = ctx.call.composition(operands, noise)
+        noise = normal_from_seed(call.layout.noise_shape, seed, dtype=operands.x.dtype)
+    y = call.composition(operands, noise)
     wanted = [t for t in operands if t is not None and t.requires_grad]
     found = iter(torch.autograd.grad(y, wanted, grad, create_graph=True, allow_unused=True))
     return [next(found) if t is not None and t.requires_grad else None for t in operands]

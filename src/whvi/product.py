@@ -64,12 +64,12 @@ def noisy_structured_product(
             f"mean and scale need one shape, got {tuple(mean.shape)} and {tuple(scale.shape)}"
         )
     operands = Operands(x, s1, mean, s2, scale)
-    leading = check_shapes(x.shape, s1.shape, mean.shape, s2.shape)
     seed = draw_seed(generator)
     if can_fuse(operands):
         call = _call(x.shape, s1.shape, mean.shape, s2.shape, True)
         if call is not None:
             return fused_product(operands, call, seed)
+    leading = check_shapes(x.shape, s1.shape, mean.shape, s2.shape)
     noise = normal_from_seed((*leading, x.shape[-1]), seed, dtype=x.dtype, device=x.device)
     return _compose(operands._replace(g=mean + scale * noise), None)
 
@@ -81,7 +81,7 @@ def _call(x: Shape, s1: Shape, g: Shape, s2: Shape, noisy: bool) -> Call | None:
     if plan is None:
         return None
     compose = partial(_compose_noisy, plan) if noisy else _compose
-    return Call.prepare(plan.layout, compose, plan.fold if plan.must_fold else None)
+    return Call(plan.layout, compose, plan.fold if plan.must_fold else None)
 
 
 def _compose(operands: Operands, noise: Tensor | None) -> Tensor:

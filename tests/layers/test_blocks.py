@@ -7,10 +7,10 @@ import torch
 from conformance.layer_suite import DTYPE, EPS, normal, seeded
 from torch import Tensor
 
+from layers.oracle import hadamard_matrix
 from whvi.layers.blocks import block_linear, noisy_block_linear
 from whvi.noise import draw_seed, normal_from_seed
 from whvi.plan import BlockPlan
-from whvi.product import structured_product
 
 PLANS = [(5, 7), (3, 9), (8, 8), (8, 20), (2, 2), (1, 1)]
 
@@ -21,11 +21,10 @@ def reference(
     """``[W_1 x; …; W_K x][:out] + b`` block by block; ``g`` already has all axes of ``x``."""
     padded = torch.nn.functional.pad(x, (0, plan.block_size - plan.in_features))
     inner = (1,) * (x.dim() - s1.dim() + 1)
-    blocks = []
+    H, blocks = hadamard_matrix(plan.block_size), []
     for k in range(plan.num_blocks):
-        own = (v[..., k, :].reshape(*v.shape[:-2], *inner, -1) for v in (s1, s2))
-        first, second = own
-        blocks.append(structured_product(padded, first, g[..., k, :], second))
+        first, second = (v[..., k, :].reshape(*v.shape[:-2], *inner, -1) for v in (s1, s2))
+        blocks.append(first * ((g[..., k, :] * ((second * padded) @ H)) @ H))
     y = torch.cat(blocks, -1)[..., : plan.out_features]
     return y if bias is None else y + bias.reshape(*bias.shape[:-1], *inner, -1)
 

@@ -21,7 +21,8 @@ from whvi.sampling import LocalReparameterization, MeanWeights, WeightDraws, sam
 
 LARGEST = 70
 ALL_PAIRS = list(itertools.product(range(1, LARGEST + 1), repeat=2))
-SOME_PAIRS = random.Random(9).sample(ALL_PAIRS, 490) + [
+SOME_PAIRS = [
+    *random.Random(9).sample(ALL_PAIRS, 490),
     *((n, 1) for n in (1, 2, 4, 5, 64)),
     *((1, n) for n in (2, 4, 5, 64, 65)),
 ]

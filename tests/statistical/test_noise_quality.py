@@ -6,6 +6,7 @@ ten thousand such numbers, and that once and for all.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import shutil
 import subprocess
@@ -118,7 +119,9 @@ def test_streams_of_neighbouring_seeds_are_independent(pair):
 
 def test_successive_calls_are_independent():
     generator = torch.Generator().manual_seed(0)
-    calls = torch.stack([standard_normal((512,), generator=generator) for _ in range(1000)]).double()
+    calls = torch.stack(
+        [standard_normal((512,), generator=generator) for _ in range(1000)]
+    ).double()
     correlation = np.corrcoef(calls.numpy())[np.triu_indices(1000, 1)] * math.sqrt(512)
     assert p_of_z(correlation.mean() * math.sqrt(len(correlation))) > LIMIT
     assert abs(correlation.std() - 1) < 0.02
@@ -131,9 +134,7 @@ def test_rows_of_a_noisy_product_are_independent():
     x = torch.zeros(draws, rows, 1, size, dtype=torch.float64)
     x[..., 0] = size**0.5
     one, zero = (torch.full((blocks, size), v, dtype=torch.float64) for v in (1.0, 0.0))
-    y = noisy_structured_product(
-        x, one, zero, one, one, generator=torch.Generator().manual_seed(4)
-    )
+    y = noisy_structured_product(x, one, zero, one, one, generator=torch.Generator().manual_seed(4))
     eps = (y @ hadamard_matrix(size, dtype=torch.float64)).flatten(0, -2).numpy()
     assert stats.kstest(eps.ravel(), "norm").pvalue > LIMIT
     correlation = np.corrcoef(eps)[np.triu_indices(len(eps), 1)]
@@ -159,7 +160,19 @@ def test_public_battery(kernel, number, name):
     program = shutil.which("dieharder")
     if program is None:
         pytest.skip("needs the program dieharder (Debian package of this name)")
-    command = [program, "-g", "200", "-d", str(number), "-c", ",", "-D", "test_name,pvalues"]
+    command = [
+        program,
+        "-g",
+        "200",
+        "-d",
+        str(number),
+        "-c",
+        ",",
+        "-D",
+        "test_name",
+        "-D",
+        "pvalues",
+    ]
     process = subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
     )
@@ -168,18 +181,13 @@ def test_public_battery(kernel, number, name):
     first = 0
     assert process.stdin is not None
     assert process.stdout is not None
-    try:
+    with contextlib.suppress(BrokenPipeError):  # it closes the pipe when it has read enough
         while process.poll() is None:
             kernel.words(seed, first, groups, words.ctypes.data)
             process.stdin.write(words.tobytes())
             first += groups
-    except BrokenPipeError:
-        pass  # it has read enough
-    finally:
-        try:
-            process.stdin.close()
-        except BrokenPipeError:
-            pass
+    with contextlib.suppress(BrokenPipeError):
+        process.stdin.close()
     output = process.stdout.read().decode()
     process.stdout.close()
     process.wait()

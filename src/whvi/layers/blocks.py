@@ -127,7 +127,7 @@ def _call(x: Shape, g: Shape, batch_ndim: int, plan: BlockPlan, noisy: bool) -> 
         grad_shapes=(x, vectors, g, vectors, vectors, (*bias, plan.out_features)),
     )
     fold = partial(_sum_draws, len(axes.batch)) if S > 1 else None
-    return Call.prepare(layout, partial(_compose, axes, plan), fold, log_scale=noisy)
+    return Call(layout, partial(_compose, axes, plan), fold, log_scale=noisy)
 
 
 def _sum_draws(axis: int, gradients: list[Gradient]) -> list[Gradient]:

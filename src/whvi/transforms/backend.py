@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 _KERNEL_DTYPES = (torch.float32, torch.float64)
-_PLAIN_TYPES = (Tensor, torch.nn.Parameter)  # not fake, batched or otherwise wrapped tensors
+PLAIN_TYPES = (Tensor, torch.nn.Parameter)  # not fake, batched or otherwise wrapped tensors
 
 
 class Backend(NamedTuple):
@@ -42,7 +42,7 @@ kernel = backend.kernel
 
 def kernel_takes(x: Tensor) -> bool:
     """Tell whether the compiled kernel may read the memory of ``x``."""
-    return kernel is not None and x.is_cpu and x.dtype in _KERNEL_DTYPES and type(x) in _PLAIN_TYPES
+    return kernel is not None and x.is_cpu and x.dtype in _KERNEL_DTYPES and type(x) in PLAIN_TYPES
 
 
 def is_tracing() -> bool:

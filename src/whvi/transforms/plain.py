@@ -1,18 +1,20 @@
 """The transform in plain torch, for any device: ``H`` as a Kronecker product of small matrices.
 
 ``H_{ab} = H_a ⊗ H_b``: reshape a row of ``D`` entries to a box whose sides are at most 64 and
-multiply along each side. Also the reference that the compiled kernel is compared with.
+multiply along each side.
 """
 
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 
 import torch
 from torch import Tensor
 
 from whvi.checks import is_power_of_two
 from whvi.errors import ShapeError
+from whvi.transforms.backend import PLAIN_TYPES, is_tracing, is_transformed
 
 _SIDE_BITS = 6
 
@@ -40,16 +42,31 @@ def hadamard_matrix(
 def fwht_plain(x: Tensor, normalize: bool) -> Tensor:
     """Transform the last dimension of ``x`` by matrix products: differentiable, any device."""
     size = x.shape[-1]
-    result = x.reshape(-1, size)
-    left, bits = 1, size.bit_length() - 1
-    while bits > 0:
-        side = 1 << min(bits, _SIDE_BITS)
-        bits -= side.bit_length() - 1
-        matrix = hadamard_matrix(side, normalize=False, dtype=x.dtype, device=x.device)
-        # levels of the leading side of what is left; `left` counts the sides already done
-        box = result.reshape(-1, left, side, size // (left * side))
-        result = torch.matmul(matrix, box).reshape(-1, size)
-        left *= side
+    sides = _sides(size)
+    result = x.reshape(-1, sides[-1]) @ _side_matrix(sides[-1], x)
+    right = sides[-1]
+    for side in reversed(sides[:-1]):
+        result = _side_matrix(side, x) @ result.reshape(-1, side, right)
+        right *= side
     if normalize:
         result = result * (1.0 / math.sqrt(size))
     return result.reshape(x.shape)
+
+
+def _sides(size: int) -> list[int]:
+    """Split a power of two into nearly equal factors of at most 64."""
+    bits = size.bit_length() - 1
+    count = max(1, -(-bits // _SIDE_BITS))
+    return [1 << (bits // count + (i < bits % count)) for i in range(count)]
+
+
+def _side_matrix(size: int, like: Tensor) -> Tensor:
+    if is_tracing() or is_transformed() or type(like) not in PLAIN_TYPES:
+        return hadamard_matrix(size, normalize=False, dtype=like.dtype, device=like.device)
+    return _kept_matrix(size, like.dtype, like.device)
+
+
+@lru_cache(maxsize=64)
+def _kept_matrix(size: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    with torch.inference_mode(False):
+        return hadamard_matrix(size, normalize=False, dtype=dtype, device=device)

@@ -59,7 +59,9 @@ class NetworkMethod:
         """Return the candidates for data of this size."""
         return self.candidates(size)
 
-    def fit(self, settings: Sequence[Settings], x: Tensor, y: Tensor, *, seed: int) -> FittedNetwork:
+    def fit(
+        self, settings: Sequence[Settings], x: Tensor, y: Tensor, *, seed: int
+    ) -> FittedNetwork:
         """Train R networks in one pass; ``settings`` differ in ``beta`` only."""
         for factor in _RETRIES:
             try:
@@ -99,6 +101,7 @@ class FittedNetwork:
     def predict(self, x: Tensor, *, num_draws: int) -> Predictive:
         """Return the mixture over ``num_draws`` weight draws."""
         generator = seeded_generator("predict", self._seed)
+        num_draws = num_draws if _is_random(self._model) else 1
         f = draw_functions(
             self._model,
             x,
@@ -162,6 +165,12 @@ def _fit_config(settings: Settings, num_rows: int, seed: int, factor: float) -> 
         record_every=max(1, steps // 10),
         seed=seed,
     )
+
+
+def _is_random(model: nn.Module) -> bool:
+    """Tell whether two draws of the network differ."""
+    kinds = (WHVILinear, MeanFieldLinear, MCDropout)
+    return any(isinstance(module, kinds) for module in model.modules())
 
 
 def _widest(model: nn.Module) -> int:

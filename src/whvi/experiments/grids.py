@@ -1,0 +1,130 @@
+"""The candidates of every method: six each, the first is the default.
+
+All networks have the paper's shape (two hidden layers of 128 ReLU units) except the wide
+candidates of ``whvi-best``. A candidate may depend on the number of training rows, which is no
+secret, and on nothing else of the data.
+"""
+
+from __future__ import annotations
+
+from itertools import product
+
+from whvi.experiments.methods.kfac import NoisyKFACMethod
+from whvi.experiments.methods.networks import NetworkMethod
+from whvi.experiments.methods.protocol import DataSize, Method, Setting, Settings
+from whvi.experiments.methods.trees import TreeMethod
+
+GRID_SIZE = 6
+_LARGE = 5000  # training rows from which batches are larger and training is longer
+_VERY_LARGE = 20000
+_NOISES = ("constant", "heteroscedastic")
+
+
+def _training(size: DataSize, *, lr: float) -> dict[str, Setting]:
+    """Steps and batch: 8,000 of 32 rows, or 12,000 of 128; the peak rate falls by a third."""
+    large = size.num_rows >= _LARGE
+    return {
+        "width": 128,
+        "depth": 2,
+        "steps": 12000 if large else 8000,
+        "batch": 128 if large else 32,
+        "lr": lr / 1.5 if large else lr,
+    }
+
+
+def _whvi(size: DataSize) -> tuple[Settings, ...]:
+    common = _training(size, lr=1.5e-2)
+    return tuple(
+        {**common, "noise": noise, "beta": beta}
+        for noise, beta in product(_NOISES, (0.6, 0.3, 0.1))
+    )
+
+
+def _whvi_best(size: DataSize) -> tuple[Settings, ...]:
+    narrow = _training(size, lr=1.5e-2)
+    wide = _wide(size)
+    return (
+        {**narrow, "noise": "constant", "beta": 0.6},
+        {**narrow, "noise": "constant", "beta": 0.2},
+        {**narrow, "noise": "heteroscedastic", "beta": 0.6},
+        {**narrow, "noise": "heteroscedastic", "beta": 0.2},
+        {**wide, "noise": "constant", "beta": 0.1},
+        {**wide, "noise": "heteroscedastic", "beta": 0.3},
+    )
+
+
+def _wide(size: DataSize) -> dict[str, Setting]:
+    """Three wide layers on tiled inputs, the first with sine features."""
+    if size.num_rows >= _VERY_LARGE:
+        width, steps, batch = 2048, 6000, 128
+    elif size.num_rows >= _LARGE:
+        width, steps, batch = 1024, 4000, 128
+    else:
+        width, steps, batch = 512, 4000, 32
+    shape: dict[str, Setting] = {"width": width, "depth": 3, "features": "sine", "gain": 1.0}
+    return {**shape, "steps": steps, "batch": batch, "lr": 2e-2}
+
+
+def _mean_field(size: DataSize) -> tuple[Settings, ...]:
+    common = _training(size, lr=7.5e-3)
+    return tuple(
+        {**common, "noise": noise, "beta": beta}
+        for noise, beta in product(_NOISES, (0.1, 0.03, 0.3))
+    )
+
+
+def _mc_dropout(size: DataSize) -> tuple[Settings, ...]:
+    common = _training(size, lr=3e-3)
+    return tuple(
+        {**common, "noise": noise, "beta": 1.0, "dropout": rate}
+        for noise, rate in product(_NOISES, (0.05, 0.01, 0.1))
+    )
+
+
+def _deep_ensemble(size: DataSize) -> tuple[Settings, ...]:
+    common = _training(size, lr=3e-3)
+    return tuple(
+        {**common, "noise": noise, "beta": decay}
+        for noise, decay in product(_NOISES, (1.0, 0.1, 10.0))
+    )
+
+
+def _noisy_kfac(size: DataSize) -> tuple[Settings, ...]:
+    # natural gradients need fewer, dearer steps
+    common = {**_training(size, lr=2e-2), "damping": 1e-3, "prior": 0.03}
+    common["steps"] = 4000 if size.num_rows >= _LARGE else 2000
+    return tuple(
+        {**common, "noise": noise, "beta": beta}
+        for noise, beta in product(_NOISES, (0.1, 0.03, 0.3))
+    )
+
+
+def _extra_trees(size: DataSize) -> tuple[Settings, ...]:
+    return tuple(
+        {"n_estimators": 300, "min_samples_leaf": leaf, "max_features": share}
+        for share, leaf in product((1.0, 0.5), (1, 2, 4))
+    )
+
+
+def _boosting(size: DataSize) -> tuple[Settings, ...]:
+    return tuple(
+        {"max_iter": 500, "learning_rate": rate, "max_leaf_nodes": leaves}
+        for rate, leaves in product((0.1, 0.05), (31, 16, 8))
+    )
+
+
+METHODS: dict[str, Method] = {
+    method.name: method
+    for method in (
+        NetworkMethod("whvi", "structured", _whvi),
+        NetworkMethod("whvi-ensemble", "structured", _whvi, num_members=4),
+        NetworkMethod("whvi-best", "structured", _whvi_best, num_members=4),
+        NetworkMethod("mean-field", "mean-field", _mean_field),
+        NetworkMethod("mc-dropout", "plain", _mc_dropout),
+        NoisyKFACMethod(_noisy_kfac),
+        NetworkMethod("deep-ensemble", "plain", _deep_ensemble, num_members=5),
+        TreeMethod("extra-trees", _extra_trees),
+        TreeMethod("hist-gradient-boosting", _boosting),
+    )
+}
+"""Every column, by name, in the order of the table."""

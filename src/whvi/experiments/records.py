@@ -1,0 +1,99 @@
+"""Records of a grid: JSON lines, appended whole or not at all, each key at most once.
+
+A file is safe against ``kill -9`` at any moment and against several writers: appends hold a lock,
+drop the torn last line that a killed writer may have left, skip keys that are there already, and
+are flushed to the disk.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import IO, Any, final
+
+from whvi.errors import DataError
+
+Record = dict[str, Any]
+Key = tuple[str | int, ...]
+KEY_FIELDS = ("method", "dataset", "split", "seed")
+
+
+@final
+class RecordStore:
+    """A file of JSON lines.
+
+    Args:
+        path: The file; its folder is made if needed.
+        key_fields: Fields that together name a record.
+    """
+
+    def __init__(
+        self, path: str | os.PathLike[str], key_fields: Sequence[str] = KEY_FIELDS
+    ) -> None:
+        self.path = Path(path)
+        self._key_fields = tuple(key_fields)
+
+    def key(self, record: Record) -> Key:
+        """Return the values that name ``record``."""
+        return tuple(record[field] for field in self._key_fields)
+
+    def read(self) -> dict[Key, Record]:
+        """Return all whole records by key, in the order of the file."""
+        try:
+            content = self.path.read_bytes()
+        except FileNotFoundError:
+            return {}
+        return self._parse(content)
+
+    def append(self, records: Iterable[Record]) -> int:
+        """Add those records whose keys are new; return how many that were."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with self.path.open("a+b") as file, _locked(file):
+            file.seek(0)
+            content = file.read()
+            whole = content.rfind(b"\n") + 1
+            if whole < len(content):
+                file.truncate(whole)
+            known = set(self._parse(content))
+            new = {self.key(record): record for record in records}
+            lines = [_line(record) for key, record in new.items() if key not in known]
+            file.write(b"".join(lines))
+            file.flush()
+            os.fsync(file.fileno())
+        return len(lines)
+
+    def _parse(self, content: bytes) -> dict[Key, Record]:
+        found: dict[Key, Record] = {}
+        whole = content[: content.rfind(b"\n") + 1]
+        for number, line in enumerate(whole.splitlines(), start=1):
+            try:
+                record = json.loads(line)
+                found.setdefault(self.key(record), record)
+            except (ValueError, KeyError, TypeError) as error:
+                raise DataError(
+                    f"{self.path}, line {number} is no record ({error!r}); delete that line to "
+                    f"have it computed again"
+                ) from error
+        return found
+
+
+def _line(record: Record) -> bytes:
+    return json.dumps(record, allow_nan=False).encode() + b"\n"
+
+
+@contextlib.contextmanager
+def _locked(file: IO[bytes]) -> Iterator[None]:
+    """Hold an exclusive lock on an open file, where the system has such locks."""
+    try:
+        import fcntl
+    except ImportError:  # other systems than Unix: one writer at a time is up to the user
+        yield
+        return
+    fcntl.flock(file, fcntl.LOCK_EX)
+    try:
+        yield
+    finally:
+        fcntl.flock(file, fcntl.LOCK_UN)

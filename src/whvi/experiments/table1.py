@@ -1,0 +1,186 @@
+"""Table 1 of the paper: ``python -m whvi.experiments.table1 --help``.
+
+Writes ``records.jsonl`` (one line per method, data set, split and seed), ``choices.jsonl`` (what
+each split chose on its inner validation part), and from the records ``summary.json``,
+``README.md`` and the figures.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from whvi.data import CATALOGUE, load_uci
+from whvi.errors import ConfigError, WhviError
+from whvi.experiments.evaluation import evaluate
+from whvi.experiments.grids import METHODS
+from whvi.experiments.paper import DATASETS
+from whvi.experiments.records import Record, RecordStore
+from whvi.experiments.report import write_report
+from whvi.experiments.runner import Unit, parse_shard, plan_units, run_units
+from whvi.experiments.selection import Choice, choose
+
+QUICK_DATASETS = ("boston", "concrete", "energy", "yacht")
+QUICK_SPLITS = 2
+_LARGE = 5000  # rows from which a unit holds fewer splits, so that less is lost when killed
+
+
+@dataclass(frozen=True)
+class Table1Work:
+    """Computes a unit of the table: choose, then evaluate; choices are kept for a restart.
+
+    Attributes:
+        choices_path: File of the choices.
+        data_dir: Folder of the UCI sets; ``None`` for the environment variable or the cache.
+        quick: Few steps and one candidate: a test of the machinery, not of the methods.
+    """
+
+    choices_path: str
+    data_dir: str | None = None
+    quick: bool = False
+
+    def __call__(self, unit: Unit) -> Iterator[Record]:
+        """Yield the records of ``unit``."""
+        torch.set_num_threads(1)  # one process per core: several threads in each would fight
+        method, dataset = METHODS[unit.method], load_uci(unit.dataset, self.data_dir)
+        choices = self._choices(unit)
+        missing = [k for k in unit.splits if k not in choices]
+        if missing:
+            found = choose(method, dataset, missing, seed=unit.seed, quick=self.quick)
+            choices |= dict(zip(missing, found, strict=True))
+            self._keep(unit, missing, found)
+        chosen = [choices[k] for k in unit.splits]
+        yield from evaluate(method, dataset, unit.splits, chosen, seed=unit.seed)
+
+    def _choices(self, unit: Unit) -> dict[int, Choice]:
+        rows = RecordStore(self.choices_path).read()
+        keys = {k: (unit.method, unit.dataset, k, unit.seed) for k in unit.splits}
+        return {k: _choice_of(rows[key]) for k, key in keys.items() if key in rows}
+
+    def _keep(self, unit: Unit, splits: Sequence[int], choices: Sequence[Choice]) -> None:
+        name = {"method": unit.method, "dataset": unit.dataset}
+        rows = [
+            {**name, "split": k, "seed": unit.seed, **choice.as_dict()}
+            for k, choice in zip(splits, choices, strict=True)
+        ]
+        RecordStore(self.choices_path).append(rows)
+
+
+def _choice_of(row: Record) -> Choice:
+    return Choice(row["settings"], row["noise_factor"], tuple(row["scores"]), row["seconds"])
+
+
+def reproduce_table1(
+    output: str | Path,
+    *,
+    methods: Sequence[str] = tuple(METHODS),
+    datasets: Sequence[str] | None = None,
+    splits: Sequence[int] | None = None,
+    seeds: Sequence[int] = (0,),
+    data_dir: str | None = None,
+    quick: bool = False,
+    jobs: int = 1,
+    shard: tuple[int, int] = (1, 1),
+    progress: bool = True,
+) -> Path:
+    """Run what is missing of the grid and write the report; returns the folder.
+
+    Args:
+        output: Folder of records and report.
+        methods, datasets, splits, seeds: The grid; by default everything.
+        data_dir: Folder of the UCI sets.
+        quick: Two splits of the four small sets with few steps, unless others are named.
+        jobs, shard, progress: See :func:`whvi.experiments.runner.run_units`.
+    """
+    datasets = datasets or (QUICK_DATASETS if quick else DATASETS)
+    _check_names("method", methods, METHODS)
+    _check_names("data set", datasets, CATALOGUE)
+    numbers = {name: _split_numbers(name, splits, quick=quick) for name in datasets}
+    folder = Path(output)
+    store = RecordStore(folder / "records.jsonl")
+    work = Table1Work(str(folder / "choices.jsonl"), data_dir, quick)
+    units = plan_units(methods, numbers, seeds=seeds, chunk=_chunk)
+    run_units(units, work, store, jobs=jobs, shard=shard, progress=progress)
+    write_report(store.read().values(), folder)
+    return folder
+
+
+def _check_names(kind: str, names: Sequence[str], known: Collection[str]) -> None:
+    for name in names:
+        if name not in known:
+            raise ConfigError(f"there is no {kind} {name!r}; choose from {', '.join(known)}")
+
+
+def _split_numbers(name: str, splits: Sequence[int] | None, *, quick: bool) -> list[int]:
+    """Return the numbers that this data set has (protein has fewer than the others)."""
+    available = range(CATALOGUE[name].num_splits)
+    if splits is None:
+        return list(available[:QUICK_SPLITS] if quick else available)
+    return [k for k in splits if k in available]
+
+
+def _chunk(name: str) -> int:
+    return 10 if CATALOGUE[name].num_rows >= _LARGE else 20
+
+
+def parse_splits(text: str) -> list[int]:
+    """Read ``"0-4,7"`` as 0, 1, 2, 3, 4, 7."""
+    numbers: list[int] = []
+    for part in text.split(","):
+        first, _, last = part.partition("-")
+        try:
+            numbers.extend(range(int(first), int(last or first) + 1))
+        except ValueError:
+            raise ConfigError(f"splits are written like 0-4,7, got {text!r}") from None
+    return numbers
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run from the command line; returns the exit code."""
+    options = _parser().parse_args(arguments)
+    output = options.output or f"results/table1{'-quick' if options.quick else ''}"
+    try:
+        folder = reproduce_table1(
+            output,
+            methods=options.methods or tuple(METHODS),
+            datasets=options.data,
+            splits=None if options.splits is None else parse_splits(options.splits),
+            seeds=options.seeds,
+            data_dir=options.data_dir,
+            quick=options.quick,
+            jobs=options.jobs,
+            shard=parse_shard(options.shard),
+            progress=not options.no_progress,
+        )
+    except WhviError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    print(folder / "README.md")
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m whvi.experiments.table1", description="Reproduce Table 1 of the paper."
+    )
+    add = parser.add_argument
+    add("--quick", action="store_true", help="two splits of the four small sets, few steps")
+    add("--methods", nargs="+", metavar="NAME", help=f"of {', '.join(METHODS)}")
+    add("--data", nargs="+", metavar="NAME", help=f"of {', '.join(DATASETS)}")
+    add("--splits", help="such as 0-4,7; by default all")
+    add("--seeds", nargs="+", type=int, default=[0], help="by default 0")
+    add("--jobs", type=int, default=1, help="processes")
+    add("--shard", default="1/1", help="i/n: do the i-th of n parts of the grid")
+    add("--data-dir", help="folder of the UCI sets; by default WHVI_DATA, else a download")
+    add("--output", help="folder of records and report; by default results/table1[-quick]")
+    add("--no-progress", action="store_true", help="no progress bar")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

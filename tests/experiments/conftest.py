@@ -1,0 +1,40 @@
+from __future__ import annotations
+
+import os
+
+import numpy as np
+import pytest
+
+from whvi.data import UCIDataset, random_splits
+from whvi.experiments.methods.networks import NetworkMethod
+from whvi.experiments.methods.protocol import Method
+
+
+@pytest.fixture(scope="session")
+def uci_root() -> str:
+    """The folder of the real UCI sets; tests that need it skip where it is absent."""
+    root = os.environ.get("WHVI_DATA")
+    if not root:
+        pytest.skip("needs the UCI files: set WHVI_DATA to the folder UCI_Datasets")
+    return root
+
+
+@pytest.fixture
+def toy() -> UCIDataset:
+    """Eighty rows of a smooth function with noise, three splits."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(80, 3))
+    y = 50 + 10 * np.sin(x[:, 0]) + rng.normal(size=80)
+    return UCIDataset("toy", x, y, random_splits(80, 3, seed=0), sha256="0" * 64)
+
+
+def tiny(beta: float, **options: float | str) -> dict[str, float | int | str]:
+    """Settings of a small network that trains for a moment."""
+    settings = {"width": 16, "depth": 1, "steps": 12, "batch": 16, "lr": 1e-2}
+    return {**settings, "noise": "constant", "beta": beta, **options}
+
+
+@pytest.fixture
+def tiny_method() -> Method:
+    grid = (tiny(1.0), tiny(0.1), tiny(0.5, noise="heteroscedastic"))
+    return NetworkMethod("tiny", "structured", lambda size: grid, num_members=2)

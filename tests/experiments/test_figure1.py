@@ -1,0 +1,48 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from whvi.experiments.figure1 import build_model, reproduce_figure1
+from whvi.transforms import hadamard_matrix
+
+pytest.importorskip("matplotlib")
+
+
+@pytest.fixture(scope="module")
+def result(tmp_path_factory):
+    return reproduce_figure1(tmp_path_factory.mktemp("figure1"), quick=True)
+
+
+def test_writes_pictures_and_numbers(result):
+    assert [path.name for path in result.files] == ["figure1.png", "figure1.svg", "figure1.json"]
+    numbers = json.loads(result.files[-1].read_text())
+    assert numbers["settings"]["fit"]["beta"] == 1.0
+    assert numbers["g"]["size"] == 8
+    assert numbers["vec_w"]["size"] == 64
+    torch.testing.assert_close(torch.tensor(numbers["vec_w"]["covariance"]), result.cov_w)
+
+
+def test_eight_numbers_spread_over_all_weights(result):
+    numbers = json.loads(result.files[-1].read_text())
+    assert numbers["vec_w"]["rank"] == numbers["g"]["rank"] == 8
+
+
+def test_the_two_covariances_satisfy_the_equation():
+    """``cov(vec W) = A Σ Aᵀ`` with ``A[(i,j),k] = s1[i] s2[j] H[i,k] H[j,k]``, written out."""
+    layer = build_model(seed=3)[0].double()
+    weight, generator = layer.weight, torch.Generator().manual_seed(4)
+    with torch.no_grad():
+        weight.posterior.lower.normal_(generator=generator)
+        weight.s1.normal_(generator=generator)
+    H = hadamard_matrix(8, dtype=torch.float64)
+    A = torch.einsum("i,j,ik,jk->ijk", weight.s1[0], weight.s2[0], H, H).reshape(64, 8)
+    sigma = weight.posterior.covariance()[0]
+    torch.testing.assert_close(layer.weight_moments().covariance, A @ sigma @ A.T)
+
+
+def test_a_seed_gives_one_figure(result, tmp_path):
+    again = reproduce_figure1(tmp_path, quick=True)
+    assert [p.read_bytes() for p in again.files] == [p.read_bytes() for p in result.files]

@@ -1,0 +1,85 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from tests.experiments.conftest import tiny
+from torch import nn
+
+from whvi import MCDropout, draw_functions, elbo
+from whvi.experiments.methods.networks import build_network
+from whvi.experiments.methods.parts import PointLinear, Sine, TemperedLikelihood, Tile
+from whvi.functions import mean_function
+from whvi.likelihoods import Gaussian
+
+
+def test_point_linear_is_torch_linear_per_replica(generator: torch.Generator) -> None:
+    layer = PointLinear(3, 2, batch_shape=(4,))
+    x = torch.randn(4, 5, 7, 3, generator=generator)
+    y = layer(x)
+    for r in range(4):
+        expected = nn.functional.linear(x[r], layer.weight[r].T, layer.bias[r])
+        assert torch.allclose(y[r], expected, atol=1e-6)
+    assert torch.allclose(layer.kl(), 0.5 * layer.weight.square().sum((-2, -1)))
+    single = PointLinear(3, 2)
+    expected = nn.functional.linear(x, single.weight.T, single.bias)
+    assert torch.allclose(single(x), expected, atol=1e-6)
+
+
+def test_a_tempered_likelihood_has_the_gradient_of_a_weighted_kl(
+    generator: torch.Generator,
+) -> None:
+    betas = torch.tensor([0.2, 1.0, 3.0])
+    model = build_network("structured", tiny(1.0), 3, 1, 3)
+    x, y = torch.randn(9, 3, generator=generator), torch.randn(9, generator=generator)
+    plain = Gaussian(batch_shape=(3,))
+    parameters = list(model.parameters())
+
+    def gradient(likelihood: Gaussian | TemperedLikelihood, r: int, beta: float) -> torch.Tensor:
+        draws = torch.Generator().manual_seed(1)
+        terms = elbo(model, likelihood, x, y, num_data=9, beta=beta, generator=draws)
+        found = torch.autograd.grad(terms.value[r], parameters)
+        return torch.cat([part[r].flatten() for part in found])
+
+    tempered = TemperedLikelihood(plain, betas)
+    for r, beta in enumerate(betas.tolist()):
+        expected = gradient(plain, r, beta) / beta
+        assert torch.allclose(gradient(tempered, r, 1.0), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_dropout_has_the_moments_of_its_masks(generator: torch.Generator) -> None:
+    rate, num_draws = 0.3, 40_000
+    layer = PointLinear(6, 1, batch_shape=(2,))
+    model = nn.Sequential(MCDropout(rate, batch_shape=(2,)), layer)
+    x = torch.randn(1, 6, generator=generator)
+    f = draw_functions(model, x, num_samples=num_draws, generator=generator)[..., 0, 0].double()
+    terms = (x[0, :, None] * layer.weight.detach())[..., 0].double()
+    variance = terms.square().sum(-1) * rate / (1 - rate)
+    error = (f.mean(-1) - terms.sum(-1)) / (variance / num_draws).sqrt()
+    assert float(error.abs().max()) < 4.5
+    assert torch.allclose(f.var(-1), variance, rtol=0.05)  # its standard error is 1 %
+
+
+def test_dropout_of_rate_zero_is_the_plain_network(generator: torch.Generator) -> None:
+    model = build_network("plain", tiny(1.0, dropout=0.0), 3, 1, 2)
+    x = torch.randn(2, 8, 3, generator=generator)
+    first, last = model[0], model[-1]
+    assert isinstance(first, PointLinear)
+    assert isinstance(last, PointLinear)
+    hidden = (x @ first.weight + first.bias.unsqueeze(1)).relu()
+    expected = hidden @ last.weight + last.bias.unsqueeze(1)
+    f = draw_functions(model, x, num_samples=3, generator=generator)
+    assert torch.allclose(f, expected.unsqueeze(1).expand_as(f), atol=1e-5)
+    dropped = build_network("plain", tiny(1.0, dropout=0.5), 3, 1, 2)
+    dropped.load_state_dict(
+        {key.replace("2.", "3."): value for key, value in model.state_dict().items()}
+    )
+    assert torch.allclose(mean_function(dropped, x), expected, atol=1e-5)
+
+
+def test_tile_repeats_and_sine_is_scaled() -> None:
+    x = torch.tensor([[1.0, 2.0, 3.0]])
+    assert Tile(3, 8, gain=2.0)(x).tolist() == [[2, 4, 6, 2, 4, 6, 2, 4]]
+    phase = torch.linspace(0, 2 * math.pi, 1001)[:-1]
+    assert float(Sine()(phase).square().mean()) == pytest.approx(1.0, abs=1e-4)

@@ -1,0 +1,77 @@
+"""Who decides how weights are drawn: the innermost context, and nobody else."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+import torch
+from torch import nn
+
+from whvi.errors import ConfigError
+from whvi.sampling import (
+    LocalReparameterization,
+    MeanWeights,
+    WeightDraws,
+    current_sampler,
+    sampling,
+)
+
+
+def test_default_is_one_new_draw_at_every_call() -> None:
+    first, second = current_sampler(), current_sampler()
+    assert isinstance(first, WeightDraws)
+    assert first is not second
+    assert first.num_samples is None
+    assert first.sample_shape == ()
+
+
+def test_innermost_context_decides_and_the_outer_one_comes_back() -> None:
+    outer, inner = MeanWeights(), LocalReparameterization()
+    with sampling(outer) as given:
+        assert given is outer
+        with sampling(inner):
+            assert current_sampler() is inner
+        assert current_sampler() is outer
+    assert isinstance(current_sampler(), WeightDraws)
+
+
+def test_context_ends_with_an_error_too() -> None:
+    with pytest.raises(KeyError), sampling(MeanWeights()):
+        raise KeyError
+    assert isinstance(current_sampler(), WeightDraws)
+
+
+def test_contexts_are_per_thread_and_per_task() -> None:
+    seen: list[object] = []
+    with sampling(MeanWeights()):
+        thread = threading.Thread(target=lambda: seen.append(current_sampler()))
+        thread.start()
+        thread.join()
+    assert isinstance(seen[0], WeightDraws)
+
+    async def task(sampler: MeanWeights | LocalReparameterization) -> bool:
+        with sampling(sampler):
+            await asyncio.sleep(0)
+            return current_sampler() is sampler
+
+    async def both() -> list[bool]:
+        return await asyncio.gather(task(MeanWeights()), task(LocalReparameterization()))
+
+    assert asyncio.run(both()) == [True, True]
+
+
+def test_a_layer_keeps_its_draw_within_one_sampler() -> None:
+    sampler, first, second = WeightDraws(3), nn.Identity(), nn.Identity()
+    one = sampler.draw_once(first, lambda: torch.zeros(3))
+    assert sampler.draw_once(first, lambda: torch.ones(3)) is one
+    assert torch.equal(sampler.draw_once(second, lambda: torch.ones(3)), torch.ones(3))
+    assert WeightDraws(3).draw_once(first, lambda: torch.ones(3)) is not one
+    assert sampler.sample_shape == (3,)
+
+
+@pytest.mark.parametrize("num_samples", [0, -1, 1.5, True, "3"])
+def test_wrong_numbers_of_draws_are_refused(num_samples: object) -> None:
+    with pytest.raises(ConfigError, match="num_samples"):
+        WeightDraws(num_samples)

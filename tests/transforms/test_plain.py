@@ -1,0 +1,51 @@
+"""The plain torch path and the matrix: also the reference that long rows are compared with."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from transforms.reference import long_array, long_transform, norm_error, signs
+from whvi.errors import ShapeError
+from whvi.transforms import hadamard_matrix
+from whvi.transforms.plain import fwht_plain
+
+
+@pytest.mark.parametrize("size", [1, 2, 4, 16, 128])
+@pytest.mark.parametrize("dtype", [None, torch.float32, torch.float64, torch.bfloat16])
+def test_matrix_entries(size, dtype):
+    H = hadamard_matrix(size, normalize=False, dtype=dtype)
+    assert H.dtype == (dtype or torch.get_default_dtype())
+    assert np.array_equal(H.float().numpy(), signs(size))
+    normalized = hadamard_matrix(size, dtype=dtype)
+    # one rounding of the factor, one of the product
+    limit = 2 * torch.finfo(normalized.dtype).eps
+    torch.testing.assert_close(normalized, H * size**-0.5, rtol=limit, atol=0)
+
+
+def test_matrix_is_symmetric_and_its_own_inverse():
+    H = hadamard_matrix(64, dtype=torch.float64)
+    assert torch.equal(H, H.T)
+    torch.testing.assert_close(H @ H, torch.eye(64, dtype=torch.float64), rtol=0, atol=1e-14)
+
+
+@pytest.mark.parametrize("size", [0, -1, -4, 3, 12, 1000])
+def test_matrix_of_other_sizes_is_refused(size):
+    with pytest.raises(ShapeError, match=f"power of two, got {size}"):
+        hadamard_matrix(size)
+
+
+@pytest.mark.parametrize("bits", range(15))
+@pytest.mark.parametrize("normalize", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_plain_transform(bits, normalize, dtype):
+    # matrix products sum in an order of their own: up to 64 terms a side, one to three sides
+    generator = torch.Generator().manual_seed(bits)
+    x = torch.randn(2, 3, 1 << bits, dtype=dtype, generator=generator)
+    y = fwht_plain(x, normalize)
+    assert norm_error(y, long_transform(long_array(x), normalize=normalize)) <= 4
+
+
+def test_plain_transform_of_no_rows():
+    assert fwht_plain(torch.ones(3, 0, 8), True).shape == (3, 0, 8)
