@@ -8,6 +8,8 @@
 
 #include "tasks.h"
 
+#include "gaussian.h"
+
 #undef V
 #undef LOAD
 #undef STORE

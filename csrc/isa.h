@@ -10,6 +10,8 @@
 #define T float
 #define IS_FLOAT 1
 #define INTEGER_T int32_t
+#define EXP expf
+#define SQUARE_ROOT __builtin_sqrtf
 #define LANES (VECTOR_BYTES / 4)
 #define NAME(x) CAT(CAT(x, f32), ISA)
 #define NORMALS ISA_NAME(normals_f32)
@@ -17,18 +19,24 @@
 #undef T
 #undef IS_FLOAT
 #undef INTEGER_T
+#undef EXP
+#undef SQUARE_ROOT
 #undef LANES
 #undef NAME
 #undef NORMALS
 
 #define T double
 #define INTEGER_T int64_t
+#define EXP exp
+#define SQUARE_ROOT __builtin_sqrt
 #define LANES (VECTOR_BYTES / 8)
 #define NAME(x) CAT(CAT(x, f64), ISA)
 #define NORMALS ISA_NAME(normals_f64)
 #include "element.h"
 #undef T
 #undef INTEGER_T
+#undef EXP
+#undef SQUARE_ROOT
 #undef LANES
 #undef NAME
 #undef NORMALS
@@ -38,6 +46,8 @@
    CAT(CAT(row_columns, type), ISA), CAT(CAT(normals, type), ISA),                      \
    CAT(CAT(forward_task, type), ISA), CAT(CAT(backward_task, type), ISA),               \
    CAT(CAT(reduce_task, type), ISA), CAT(CAT(scratch_entries, type), ISA),              \
+   CAT(CAT(diagonal_kl, type), ISA), CAT(CAT(diagonal_kl_backward, type), ISA),         \
+   CAT(CAT(dense_forward_task, type), ISA), CAT(CAT(dense_backward_task, type), ISA),   \
    sizeof(c_type), 32768 / sizeof(c_type), VECTOR_BYTES}
 #define STRING_(x) #x
 #define STRING(x) STRING_(x)

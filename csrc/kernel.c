@@ -10,6 +10,8 @@
 #include <Python.h>
 
 #include <dlfcn.h>
+#include <float.h>
+#include <math.h>
 #include <pthread.h>
 #include <stdint.h>
 #include <stdlib.h>
@@ -44,6 +46,16 @@ typedef struct {
   int64_t chunk_rows, chunks;
 } Product;
 
+/* A dense layer with independent Gaussian weights, one replica after the other. */
+typedef struct {
+  int64_t replicas, rows, in_features, out_features;
+  const void *x, *loc, *log_scale, *bias, *eps;
+  void *y;                 /* the output, or (backward) the gradient that came in */
+  void *variance, *spread; /* written forward, read backward */
+  void *grad_x, *grad_loc, *grad_log_scale, *grad_bias;
+  double least; /* of the variance of an output: keeps its root differentiable */
+} Dense;
+
 typedef struct {
   void (*rows)(const void *, void *, size_t, size_t, double, void *);
   void (*row_part)(const void *, void *, size_t, size_t);
@@ -53,6 +65,10 @@ typedef struct {
   void (*backward_task)(const Product *, int64_t, void *);
   void (*reduce_task)(const Product *, int64_t, void *);
   size_t (*scratch_entries)(const Product *);
+  double (*diagonal_kl)(const void *, const void *, int64_t, double *);
+  void (*diagonal_kl_backward)(const void *, const void *, int64_t, double, double, void *, void *);
+  void (*dense_forward_task)(const Dense *, int64_t, void *);
+  void (*dense_backward_task)(const Dense *, int64_t, void *);
   size_t element_bytes, leaf, vector_bytes;
 } Routines;
 
@@ -364,6 +380,89 @@ static PyObject *py_product_backward(PyObject *self, PyObject *const *args, Py_s
   return run_product(args, count, 1);
 }
 
+/* diagonal_kl(element_bytes, replicas, n, loc, log_scale, variances, values): adds the KL of each
+ * replica to values[r] (double); variances[r] (double) <= 0 is replaced by the minimiser */
+static PyObject *py_diagonal_kl(PyObject *self, PyObject *const *args, Py_ssize_t count) {
+  int64_t v[7];
+  (void)self;
+  if (read_integers(args, count, 7, v)) return NULL;
+  double *variance = POINTER(v[5]), *value = POINTER(v[6]);
+  Py_BEGIN_ALLOW_THREADS;
+  for (int64_t r = 0; r < v[1]; ++r) {
+    const int64_t at = r * v[2] * v[0];
+    value[r] += routines(v[0])->diagonal_kl((char *)POINTER(v[3]) + at, (char *)POINTER(v[4]) + at,
+                                            v[2], variance + r);
+  }
+  Py_END_ALLOW_THREADS;
+  Py_RETURN_NONE;
+}
+
+/* diagonal_kl_backward(element_bytes, replicas, n, loc, log_scale, variances, grads, grad_loc,
+ * grad_log_scale); variances and grads are doubles, one per replica */
+static PyObject *py_diagonal_kl_backward(PyObject *self, PyObject *const *args, Py_ssize_t count) {
+  int64_t v[9];
+  (void)self;
+  if (read_integers(args, count, 9, v)) return NULL;
+  const double *variance = POINTER(v[5]), *grad = POINTER(v[6]);
+  Py_BEGIN_ALLOW_THREADS;
+  for (int64_t r = 0; r < v[1]; ++r) {
+    const int64_t at = r * v[2] * v[0];
+    routines(v[0])->diagonal_kl_backward((char *)POINTER(v[3]) + at, (char *)POINTER(v[4]) + at, v[2],
+                                         variance[r], grad[r], (char *)POINTER(v[7]) + at,
+                                         (char *)POINTER(v[8]) + at);
+  }
+  Py_END_ALLOW_THREADS;
+  Py_RETURN_NONE;
+}
+
+typedef struct {
+  const Dense *dense;
+  void (*task)(const Dense *, int64_t, void *);
+} DenseTeam;
+
+static void dense_task(void *context, int64_t replica, void *scratch) {
+  const DenseTeam *team = context;
+  team->task(team->dense, replica, scratch);
+}
+
+/* element_bytes, threads, replicas, rows, in, out, then pointers to x, loc, log_scale, bias, eps,
+ * y (or its gradient), variance, spread and, backward, to the gradients of x, loc, log_scale and
+ * bias; 0 where there is none */
+static PyObject *run_dense(PyObject *const *args, Py_ssize_t count, int backward) {
+  int64_t v[18];
+  if (read_integers(args, count, backward ? 18 : 14, v)) return NULL;
+  Dense d = {
+      .replicas = v[2], .rows = v[3], .in_features = v[4], .out_features = v[5],
+      .x = POINTER(v[6]), .loc = POINTER(v[7]), .log_scale = POINTER(v[8]), .bias = POINTER(v[9]),
+      .eps = POINTER(v[10]), .y = POINTER(v[11]), .variance = POINTER(v[12]), .spread = POINTER(v[13]),
+      .least = v[0] == 8 ? sqrt(DBL_MIN) : sqrt((double)FLT_MIN),
+  };
+  if (backward) {
+    d.grad_x = POINTER(v[14]), d.grad_loc = POINTER(v[15]), d.grad_log_scale = POINTER(v[16]);
+    d.grad_bias = POINTER(v[17]);
+  }
+  const Routines *f = routines(v[0]);
+  const int64_t work = d.replicas * d.rows * d.in_features * d.out_features;
+  const DenseTeam team = {&d, backward ? f->dense_backward_task : f->dense_forward_task};
+  const size_t scratch = (size_t)(d.out_features * (2 * d.in_features + 1)) * f->element_bytes;
+  int status;
+  Py_BEGIN_ALLOW_THREADS;
+  status = run_team(dense_task, (void *)&team, d.replicas, backward ? scratch : 0,
+                    work < SERIAL_ELEMENTS ? 1 : v[1]);
+  Py_END_ALLOW_THREADS;
+  return finish(status);
+}
+
+static PyObject *py_dense_forward(PyObject *self, PyObject *const *args, Py_ssize_t count) {
+  (void)self;
+  return run_dense(args, count, 0);
+}
+
+static PyObject *py_dense_backward(PyObject *self, PyObject *const *args, Py_ssize_t count) {
+  (void)self;
+  return run_dense(args, count, 1);
+}
+
 typedef struct {
   const Routines *f;
   uint64_t seed, first;
@@ -450,6 +549,10 @@ static PyMethodDef methods[] = {
     {"fwht", FAST(py_fwht), METH_FASTCALL, NULL},
     {"product_forward", FAST(py_product_forward), METH_FASTCALL, NULL},
     {"product_backward", FAST(py_product_backward), METH_FASTCALL, NULL},
+    {"diagonal_kl", FAST(py_diagonal_kl), METH_FASTCALL, NULL},
+    {"diagonal_kl_backward", FAST(py_diagonal_kl_backward), METH_FASTCALL, NULL},
+    {"dense_forward", FAST(py_dense_forward), METH_FASTCALL, NULL},
+    {"dense_backward", FAST(py_dense_backward), METH_FASTCALL, NULL},
     {"normals", FAST(py_normals), METH_FASTCALL, NULL},
     {"words", FAST(py_words), METH_FASTCALL, NULL},
     {"instruction_set", py_instruction_set, METH_NOARGS, NULL},

@@ -374,12 +374,12 @@ def test_traced_by_make_fx():
 # ---- noise --------------------------------------------------------------------------------------
 
 
-def noisy_by_hand(seed, product=dense_product):
-    """The noisy product from the same stream of noise, dense and in float64."""
+def noisy_by_hand(seed, dtype, product=dense_product):
+    """The noisy product from the stream of noise of a data type, dense and in float64."""
 
     def run(x, s1, mean, s2, scale):
         leading = torch.broadcast_shapes(*[t.shape for t in (x, s1, mean, s2)])
-        noise = normal_from_seed(leading, seed, dtype=torch.float64)
+        noise = normal_from_seed(leading, seed, dtype=dtype).double()
         return product(x, s1, mean + scale * noise, s2)
 
     return run
@@ -407,7 +407,7 @@ def test_noisy_product_takes_its_noise_from_the_stream(layout, size, dtype, gene
     seed = draw_seed(generator)
     x, s1, mean, s2 = operands(LAYOUTS[layout], size, dtype)
     scale = torch.rand(mean.shape, dtype=dtype, generator=generator)
-    assert_agree(noisy(state), noisy_by_hand(seed), [x, s1, mean, s2, scale], LIMIT)
+    assert_agree(noisy(state), noisy_by_hand(seed, x.dtype), [x, s1, mean, s2, scale], LIMIT)
 
 
 @layouts
@@ -461,7 +461,7 @@ def test_noisy_product_with_more_noise_than_is_kept(generator):
     size, rows = 64, (1 << 16) + 3  # just above 2^22 numbers: made again for the backward pass
     x, s1, mean, s2 = operands(((rows,), (), (), ()), size)
     scale = torch.rand(size, dtype=torch.float64, generator=generator)
-    assert_agree(noisy(state), noisy_by_hand(seed), [x, s1, mean, s2, scale], LIMIT)
+    assert_agree(noisy(state), noisy_by_hand(seed, x.dtype), [x, s1, mean, s2, scale], LIMIT)
 
 
 def test_noisy_double_backward(generator):

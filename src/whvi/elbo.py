@@ -73,13 +73,13 @@ def elbo(
     batch_shape = batch_shape_of(model)
     check_rows(x, batch_shape)
     f = local_function_values(model, x, batch_shape, num_samples, generator)
-    return elbo_of_values(model, likelihood, f, y, num_data=num_data, beta=beta)
+    return elbo_of_values(likelihood, f, y, kl(model), num_data=num_data, beta=beta)
 
 
 def elbo_of_values(
-    model: nn.Module, likelihood: Likelihood, f: Tensor, y: Tensor, *, num_data: int, beta: float
+    likelihood: Likelihood, f: Tensor, y: Tensor, kl_value: Tensor, *, num_data: int, beta: float
 ) -> Elbo:
     """Put the two terms together from function values ``f (*batch_shape, S, B, features)``."""
     log_prob = likelihood.log_prob(f, y)
     # The mean over draws and rows times N is (N / B) Σ_batch mean_S.
-    return Elbo(num_data * log_prob.mean((-2, -1)), kl(model), beta)
+    return Elbo(num_data * log_prob.mean((-2, -1)), kl_value, beta)

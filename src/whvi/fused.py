@@ -171,7 +171,7 @@ class _Fused(torch.autograd.Function):
         ]
         tensors = (x, s1, g, s2, scale, bias, noise, grads[0])
         used_scale = _run(_BACKWARD, call, seed, tensors, gradients)
-        if call.log_scale and gradients[4] is not None:
+        if call.log_scale and gradients[4] is not None and used_scale is not None:
             gradients[4].mul_(used_scale)  # d scale / d log scale = scale
         if call.fold is not None:
             gradients = call.fold(gradients)

@@ -64,20 +64,20 @@ class FixedPrior(Prior):
     def __init__(self, variance: float = 1.0) -> None:
         super().__init__()
         check_positive("variance", variance)
-        self._variance = float(variance)
+        self.fixed_variance = float(variance)
 
     def variance(self, mean_square: Tensor) -> Tensor:
         """Return the fixed ``λ``, whatever the posterior."""
-        return torch.full_like(mean_square, self._variance)
+        return torch.full_like(mean_square, self.fixed_variance)
 
     def kl(self, mean_square: Tensor, log_volume: Tensor, n: int) -> Tensor:
         """Return ``½ n [mean_square / λ − 1 + log λ] − log_volume``, constants as plain numbers."""
-        constant = 0.5 * n * (math.log(self._variance) - 1)
-        return mean_square * (0.5 * n / self._variance) + constant - log_volume
+        constant = 0.5 * n * (math.log(self.fixed_variance) - 1)
+        return mean_square * (0.5 * n / self.fixed_variance) + constant - log_volume
 
     def extra_repr(self) -> str:
         """Show ``λ``."""
-        return f"variance={self._variance:g}"
+        return f"variance={self.fixed_variance:g}"
 
 
 @final

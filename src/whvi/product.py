@@ -89,7 +89,8 @@ def _compose(operands: Operands, noise: Tensor | None) -> Tensor:
 
 
 def _compose_noisy(plan: Broadcast, operands: Operands, noise: Tensor | None) -> Tensor:
-    assert noise is not None and operands.scale is not None  # a noisy call has both
+    assert noise is not None  # a noisy call has both
+    assert operands.scale is not None
     g = operands.g + operands.scale * plan.to_leading(noise)
     return _compose(operands._replace(g=g), None)
 
@@ -131,7 +132,8 @@ def column_features(x: Tensor, s1: Tensor, s2: Tensor) -> Tensor:
     # entry (i, d) of the gathered square is X[i, i^d]: sum it over i
     index = _xor_table(size, x.device).expand(square.shape)
     gathered: Tensor = square.gather(-1, index)
-    return fwht(gathered.sum(-2)) * float(size) ** -0.5
+    features: Tensor = fwht(gathered.sum(-2)) * size**-0.5
+    return features
 
 
 @lru_cache(maxsize=64)

@@ -21,6 +21,10 @@ import torch
 from torch import Tensor, nn
 
 from whvi.checks import check_positive_int
+from whvi.noise import draw_seed
+
+_SEED_STEP = 0x1E3779B97F4A7C15  # odd: the steps visit every seed before one comes back
+_NUM_SEEDS = 2**63
 
 
 @final
@@ -38,6 +42,19 @@ class LocalReparameterization:
 
     def __init__(self, generator: torch.Generator | None = None) -> None:
         self.generator = generator
+        self._seed: int | None = None
+
+    def next_seed(self) -> int:
+        """Return a new seed for a stream of noise; the first one is taken from the generator.
+
+        Later ones are steps of a fixed odd size from it, so that a pass through many layers asks
+        the generator only once.
+        """
+        if self._seed is None:
+            self._seed = draw_seed(self.generator)
+        else:
+            self._seed = (self._seed + _SEED_STEP) % _NUM_SEEDS
+        return self._seed
 
 
 @final

@@ -11,6 +11,12 @@ from whvi.transforms import hadamard_matrix
 pytest.importorskip("matplotlib")
 
 
+def jacobian(s1, s2):
+    """``A[(i,j),k] = s1[i] s2[j] H[i,k] H[j,k]``, written out."""
+    H = hadamard_matrix(8, dtype=s1.dtype)
+    return torch.einsum("i,j,ik,jk->ijk", s1, s2, H, H).reshape(64, 8)
+
+
 @pytest.fixture(scope="module")
 def result(tmp_path_factory):
     return reproduce_figure1(tmp_path_factory.mktemp("figure1"), quick=True)
@@ -22,7 +28,9 @@ def test_writes_pictures_and_numbers(result):
     assert numbers["settings"]["fit"]["beta"] == 1.0
     assert numbers["g"]["size"] == 8
     assert numbers["vec_w"]["size"] == 64
-    torch.testing.assert_close(torch.tensor(numbers["vec_w"]["covariance"]), result.cov_w)
+    cov_g, s1, s2 = (torch.tensor(numbers[name]) for name in ("cov_g", "s1", "s2"))
+    A = jacobian(s1, s2)
+    torch.testing.assert_close(A @ cov_g @ A.T, result.cov_w)
 
 
 def test_eight_numbers_spread_over_all_weights(result):
@@ -31,14 +39,13 @@ def test_eight_numbers_spread_over_all_weights(result):
 
 
 def test_the_two_covariances_satisfy_the_equation():
-    """``cov(vec W) = A Σ Aᵀ`` with ``A[(i,j),k] = s1[i] s2[j] H[i,k] H[j,k]``, written out."""
+    """``cov(vec W) = A Σ Aᵀ`` for any Σ, s1 and s2."""
     layer = build_model(seed=3)[0].double()
     weight, generator = layer.weight, torch.Generator().manual_seed(4)
     with torch.no_grad():
         weight.posterior.lower.normal_(generator=generator)
         weight.s1.normal_(generator=generator)
-    H = hadamard_matrix(8, dtype=torch.float64)
-    A = torch.einsum("i,j,ik,jk->ijk", weight.s1[0], weight.s2[0], H, H).reshape(64, 8)
+    A = jacobian(weight.s1[0], weight.s2[0])
     sigma = weight.posterior.covariance()[0]
     torch.testing.assert_close(layer.weight_moments().covariance, A @ sigma @ A.T)
 

@@ -56,9 +56,9 @@ def test_one_linear_layer_reaches_the_exact_posterior(generator: torch.Generator
     for r, kl_weight in enumerate(weights):
         mean, covariance = exact_posterior(x, y, kl_weight)
         scale = covariance.diag().sqrt()
-        # batches of 100 rows drawn with replacement: a mean error of 0.1 posterior scales,
-        # and a Fisher factor from 400 sampled batches of 100 rows
-        assert float(((network.means[0][r, 0] - mean) / scale).abs().max()) < 0.35
+        # steps of 0.1 in noise of one scale each, falling to zero, leave less than 0.1 scales;
+        # the Fisher factor comes from 40,000 drawn targets: 1 %
+        assert float(((network.means[0][r, 0] - mean) / scale).abs().max()) < 0.3
         ratio = draws[:, r].T.cov() / covariance.diag().outer(covariance.diag()).sqrt()
         expected = covariance / scale.outer(scale)
         assert torch.allclose(ratio, expected, atol=0.06)

@@ -11,8 +11,8 @@ from whvi.experiments.runner import Unit
 from whvi.experiments.table1 import Table1Work, main, parse_splits
 
 # yacht, split 0, 600 steps: a wide band around what was measured when it was stored
-# (three seeds: RMSE 0.8 … 1.5, MNLL 0.9 … 1.7); the standard deviation of the target is 15.1
-RMSE_BAND, MNLL_BAND = (0.4, 2.5), (0.3, 2.3)
+# (three seeds: RMSE 1.03 … 1.24, MNLL 1.69 … 1.71); the standard deviation of the target is 15.1
+RMSE_BAND, MNLL_BAND = (0.4, 2.5), (1.0, 2.4)
 
 
 def test_one_cell_stays_inside_its_band(uci_root: str, tmp_path: Path) -> None:

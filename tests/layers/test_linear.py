@@ -87,7 +87,8 @@ def test_gradients_do_not_depend_on_the_memory_of_the_incoming_one(bad_grad: str
     for grad in (upstream, upstream.contiguous()):
         y = run(layer, x, WeightDraws(generator=seeded()))
         gradients.append(torch.autograd.grad(y, list(layer.parameters()), grad))
-    assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))
+    for one, other in zip(*gradients, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=256 * EPS)
 
 
 @pytest.mark.parametrize(

@@ -197,9 +197,7 @@ def fit_noisy_kfac(
     noise = torch.optim.Adam(likelihood.parameters(), lr=config.noise_learning_rate)
     velocity = [torch.zeros_like(m) for m in network.means]
     for step in range(config.num_steps):
-        rows = torch.randint(
-            x.shape[1], (len(x), min(config.batch_size, x.shape[1])), generator=generator
-        )
+        rows = _rows(len(x), x.shape[1], config.batch_size, generator)
         batch_x = x.gather(1, rows[..., None].expand(-1, -1, x.shape[-1]))
         weights = [w[0].requires_grad_() for w in network.draw_weights(generator)]
         inputs, outputs = forward(weights, batch_x)
@@ -254,6 +252,13 @@ def _fisher_gradients(
         drawn = likelihood.predictive(f).sample(1, generator=generator)[0].to(f.dtype)
     log_prob = likelihood.log_prob(f, drawn).sum()
     return list(torch.autograd.grad(log_prob, outputs, retain_graph=True))
+
+
+def _rows(num_replicas: int, num_rows: int, size: int, generator: torch.Generator) -> Tensor:
+    """Draw row numbers ``(R, B)`` with replacement; a batch of all rows is all rows."""
+    if size >= num_rows:
+        return torch.arange(num_rows).expand(num_replicas, -1)
+    return torch.randint(num_rows, (num_replicas, size), generator=generator)
 
 
 def _step_noise(optimizer: torch.optim.Adam, likelihood: Likelihood, *, hold: bool) -> None:

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from whvi.data import (
+    Replicas,
     Split,
     UCIDataset,
     stack_replicas,
@@ -83,35 +84,53 @@ def choose(
     num_train = len(dataset.splits[splits[0]].train)
     grid = candidates(method, DataSize(num_train, dataset.x.shape[1]), quick=quick)
     repeats = 2 if num_train < _SMALL and not quick else 1
-    members = min(method.num_members, _SELECTION_MEMBERS)
     parts = [
         inner_split(dataset.splits[k], seed=seed, split=k, repeat=r)
         for k, r in product(splits, range(repeats))
     ]
     scaled = standardize_replicas(stack_replicas(dataset.x, dataset.y, parts)).data
-    x, y, held_x, held_y = (torch.as_tensor(part).float() for part in scaled)
-    square_error = torch.empty(len(parts), len(grid), dtype=torch.float64)
-    mnll = torch.empty(len(parts), len(grid), len(FACTORS), dtype=torch.float64)
-    is_mixture = False
-    tasks = [(grid[c], c, p) for c in range(len(grid)) for p in range(len(parts))]
-    for group in groups(method, [settings for settings, _, _ in tasks], members):
-        which = [tasks[i] for i in group]
-        rows = [p for _, _, p in which for _ in range(members)]
-        settings = [s for s, _, _ in which for _ in range(members)]
-        fitted = method.fit(settings, x[rows], y[rows], seed=seed)
-        predictive = predict(fitted, held_x[rows], members, _SELECTION_DRAWS)
-        is_mixture = predictive.num_components > 1
-        index = torch.tensor([(p, c) for _, c, p in which])
-        targets = held_y[index[:, 0]].double()
-        square_error[index[:, 0], index[:, 1]] = (predictive.mean - targets).square().mean(-1)
-        mnll[index[:, 0], index[:, 1]] = mnll_by_factor(predictive, targets)
+    square_error, mnll, is_mixture = _held_out_scores(method, grid, scaled, seed)
     per_split = (len(splits), repeats)
     rmse = square_error.unflatten(0, per_split).mean(1).sqrt()
     curves = mnll.unflatten(0, per_split).mean(1)
-    best = best_factor(curves, repeats * held_y.shape[1], is_mixture=is_mixture)
+    best = best_factor(curves, repeats * scaled.y_test.shape[1], is_mixture=is_mixture)
     mnll = curves.gather(-1, best.unsqueeze(-1)).squeeze(-1)
     share = (time.perf_counter() - start) / len(splits)
     return [_choice(grid, rmse[k], mnll[k], FACTORS[best[k]], share) for k in range(len(splits))]
+
+
+def _held_out_scores(
+    method: Method, grid: Sequence[Settings], data: Replicas, seed: int
+) -> tuple[Tensor, Tensor, bool]:
+    """Train every candidate on every inner part and score it on the held-out rows.
+
+    Args:
+        method: What to train.
+        grid: G candidates.
+        data: P inner parts, standardised; their ``test`` rows are the validation rows.
+        seed: Of training.
+
+    Returns:
+        Mean squared errors ``(P, G)``, MNLL for every noise factor ``(P, G, K)``, and whether the
+        predictions are mixtures.
+    """
+    x, y, held_x, held_y = (torch.as_tensor(part).float() for part in data)
+    members = min(method.num_members, _SELECTION_MEMBERS)
+    tasks = [(p, c) for c in range(len(grid)) for p in range(len(x))]
+    square_error = torch.empty(len(x), len(grid), dtype=torch.float64)
+    mnll = torch.empty(len(x), len(grid), len(FACTORS), dtype=torch.float64)
+    is_mixture = False
+    for group in groups(method, [grid[c] for _, c in tasks], members):
+        replicas = [tasks[i] for i in group for _ in range(members)]
+        rows = [p for p, _ in replicas]
+        fitted = method.fit([grid[c] for _, c in replicas], x[rows], y[rows], seed=seed)
+        predictive = predict(fitted, held_x[rows], members, _SELECTION_DRAWS)
+        is_mixture = predictive.num_components > 1
+        part, candidate = torch.tensor([tasks[i] for i in group]).unbind(1)
+        targets = held_y[part].double()
+        square_error[part, candidate] = (predictive.mean - targets).square().mean(-1)
+        mnll[part, candidate] = mnll_by_factor(predictive, targets)
+    return square_error, mnll, is_mixture
 
 
 def _choice(

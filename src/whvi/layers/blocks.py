@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from whvi.fused import Call, Gradient, Layout, Operands, can_fuse, fused_product
-from whvi.noise import draw_seed, normal_from_seed
+from whvi.noise import normal_from_seed
 from whvi.plan import BlockPlan
 from whvi.transforms import fwht
 
@@ -59,14 +59,15 @@ def noisy_block_linear(
     s2: Tensor,
     bias: Tensor | None,
     plan: BlockPlan,
-    generator: torch.Generator | None,
+    seed: int,
 ) -> Tensor:
     """Apply the blocks with a fresh ``g ~ N(mean, exp(log_scale)²)`` for every row.
 
-    ``moments`` is ``(mean, log_scale)``, each ``(*batch_shape, K, D)``; others as above.
+    ``moments`` is ``(mean, log_scale)``, each ``(*batch_shape, K, D)``; ``seed`` names the stream
+    of the noise; others as above.
     """
     mean, log_scale = moments
-    return _run(Operands(x, s1, mean, s2, log_scale, bias), plan, draw_seed(generator))
+    return _run(Operands(x, s1, mean, s2, log_scale, bias), plan, seed)
 
 
 def _run(operands: Operands, plan: BlockPlan, seed: int) -> Tensor:

@@ -14,7 +14,9 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from whvi.transforms.backend import is_tracing, is_transformed
+from whvi.transforms.backend import is_tracing, is_transformed, kernel, kernel_takes
+
+_KERNEL_OUTPUTS = 4
 
 
 def local_linear(
@@ -58,19 +60,18 @@ def _compose(
 
 
 class _LocalLinear(torch.autograd.Function):
+    """In the kernel for few outputs, where the number of operations is what costs."""
+
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, loc: Tensor, log_scale: Tensor, bias: Tensor | None, noise: Tensor
     ) -> Tensor:
-        rows = _rows(x, loc)
-        scale = log_scale.exp()
-        variance = scale * scale
-        spread = _spread(rows, variance)
-        y = torch.addcmul(rows @ loc.transpose(-1, -2), spread, _rows(noise, loc))
-        if bias is not None:
-            y += bias.unsqueeze(-2)
+        tensors = [t for t in (x, loc, log_scale, bias, noise) if t is not None]
+        ctx.in_kernel = loc.shape[-2] <= _KERNEL_OUTPUTS and all(map(kernel_takes, tensors))
+        run = _forward_in_kernel if ctx.in_kernel else _forward_in_torch
+        y, variance, spread = run(x, loc, log_scale, bias, noise)
         ctx.save_for_backward(x, loc, log_scale, bias, noise, variance, spread)
-        return y.view(noise.shape)
+        return y
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
@@ -81,17 +82,80 @@ class _LocalLinear(torch.autograd.Function):
             found = iter(torch.autograd.grad(y, inputs, grads[0], create_graph=True))
             wanted = [t is not None and t.requires_grad for t in (x, loc, log_scale, bias)]
             return (*[next(found) if w else None for w in wanted], None)
-        rows, grad = _rows(x, loc), _rows(grads[0], loc)
-        half = (grad * _rows(noise, loc)).div_(spread).mul_(0.5)
-        grad_variance = half.transpose(-1, -2) @ (rows * rows)
-        grad_x = None
-        if ctx.needs_input_grad[0]:
-            through = (half @ variance).mul_(rows)
-            grad_x = torch.add(grad @ loc, through, alpha=2).view(x.shape)
-        return (
-            grad_x,
-            grad.transpose(-1, -2) @ rows,
-            grad_variance.mul_(variance).mul_(2),
-            None if bias is None else grad.sum(-2),
-            None,
-        )
+        run = _backward_in_kernel if ctx.in_kernel else _backward_in_torch
+        saved = (x, loc, log_scale, bias, noise, variance, spread)
+        return (*run(saved, grads[0], ctx.needs_input_grad[0]), None)
+
+
+def _forward_in_torch(
+    x: Tensor, loc: Tensor, log_scale: Tensor, bias: Tensor | None, noise: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    rows = _rows(x, loc)
+    scale = log_scale.exp()
+    variance = scale * scale
+    spread = _spread(rows, variance)
+    y = torch.addcmul(rows @ loc.transpose(-1, -2), spread, _rows(noise, loc))
+    if bias is not None:
+        y += bias.unsqueeze(-2)
+    return y.view(noise.shape), variance, spread
+
+
+def _backward_in_torch(
+    saved: tuple[Any, ...], grad_y: Tensor, wants_x: bool
+) -> tuple[Tensor | None, ...]:
+    x, loc, _, bias, noise, variance, spread = saved
+    rows, grad = _rows(x, loc), _rows(grad_y, loc)
+    half = (grad * _rows(noise, loc)).div_(spread).mul_(0.5)
+    grad_variance = half.transpose(-1, -2) @ (rows * rows)
+    grad_x = None
+    if wants_x:
+        through = (half @ variance).mul_(rows)
+        grad_x = torch.add(grad @ loc, through, alpha=2).view(x.shape)
+    return (
+        grad_x,
+        grad.transpose(-1, -2) @ rows,
+        grad_variance.mul_(variance).mul_(2),
+        None if bias is None else grad.sum(-2),
+    )
+
+
+def _sizes(x: Tensor, loc: Tensor) -> tuple[int, ...]:
+    """Element bytes, threads, replicas, rows, in and out, as the kernel wants them."""
+    outputs, inputs = loc.shape[-2:]
+    replicas = loc.numel() // (outputs * inputs)
+    rows = x.numel() // (inputs * replicas)
+    return x.element_size(), torch.get_num_threads(), replicas, rows, inputs, outputs
+
+
+def _pointers(*tensors: Tensor | None) -> list[int]:
+    return [0 if t is None else t.data_ptr() for t in tensors]
+
+
+def _forward_in_kernel(
+    x: Tensor, loc: Tensor, log_scale: Tensor, bias: Tensor | None, noise: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    assert kernel is not None  # the caller has asked kernel_takes
+    x, loc, log_scale, noise = (t.contiguous() for t in (x, loc, log_scale, noise))
+    bias = None if bias is None else bias.contiguous()
+    y, spread, variance = torch.empty_like(noise), torch.empty_like(noise), torch.empty_like(loc)
+    pointers = _pointers(x, loc, log_scale, bias, noise, y, variance, spread)
+    kernel.dense_forward(*_sizes(x, loc), *pointers)
+    return y, variance, spread
+
+
+def _backward_in_kernel(
+    saved: tuple[Any, ...], grad_y: Tensor, wants_x: bool
+) -> tuple[Tensor | None, ...]:
+    assert kernel is not None  # forward ran in it
+    ready: list[Any] = [None if t is None else t.contiguous() for t in saved]
+    x, loc, log_scale, bias, noise, variance, spread = ready
+    grads = [
+        torch.empty_like(x) if wants_x else None,
+        torch.empty_like(loc),
+        torch.empty_like(loc),
+        None if bias is None else torch.empty_like(bias),
+    ]
+    grad_y = grad_y.contiguous()
+    pointers = _pointers(x, loc, log_scale, bias, noise, grad_y, variance, spread, *grads)
+    kernel.dense_backward(*_sizes(x, loc), *pointers)
+    return tuple(grads)

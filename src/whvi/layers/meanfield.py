@@ -13,9 +13,10 @@ from torch import Tensor
 
 from whvi.layers.local import local_linear
 from whvi.layers.weights import Moments, Weight, lift
-from whvi.noise import standard_normal
+from whvi.noise import normal_from_seed
 from whvi.posteriors import DiagonalGaussian
 from whvi.priors import Prior, PriorFactory, make_prior
+from whvi.sampling import LocalReparameterization
 
 _RELATIVE_SCALE = 0.1  # posterior standard deviation at the start, times in_features ** -0.5
 _ROWWISE_OUTPUTS = 4  # up to here rows are summed one by one, so a draw is a function to the bit
@@ -45,7 +46,7 @@ class DenseGaussianWeight(Weight):
         self.in_features, self.out_features = in_features, out_features
         self.batch_shape = tuple(batch_shape)
         shape = (*self.batch_shape, out_features, in_features)
-        self.posterior = DiagonalGaussian(shape, device=device, dtype=dtype)
+        self.posterior: DiagonalGaussian = DiagonalGaussian(shape, device=device, dtype=dtype)
         self.prior = make_prior(prior, self.batch_shape, device=device, dtype=dtype)
         self.reset_parameters()
 
@@ -76,11 +77,11 @@ class DenseGaussianWeight(Weight):
         return y if bias is None else y + lift(bias, batch_ndim, inner_ndim)
 
     def _multiply_local(
-        self, x: Tensor, bias: Tensor | None, generator: torch.Generator | None
+        self, x: Tensor, bias: Tensor | None, sampler: LocalReparameterization
     ) -> Tensor:
         posterior = self.posterior
         shape = (*x.shape[:-1], self.out_features)
-        noise = standard_normal(shape, generator=generator, dtype=x.dtype, device=x.device)
+        noise = normal_from_seed(shape, sampler.next_seed(), dtype=x.dtype, device=x.device)
         return local_linear(x, posterior.loc, posterior.log_scale, bias, noise)
 
     def _multiply_rows(self, x: Tensor, matrix: Tensor) -> Tensor:

@@ -55,17 +55,35 @@ def kl(model: nn.Module) -> Tensor:
         Nats, shape ``batch_shape`` (a scalar unless the model has replicas). Never averaged,
         never divided by anything. Zero if there is no Bayesian layer.
     """
-    pairs: list[tuple[Posterior, Prior]] = []
-    others: list[Tensor] = []
-    for layer in bayesian_layers(model):
-        terms = layer.kl_terms()
-        if terms is None:
-            others.append(layer.kl())
-        else:
-            pairs += terms
-    if not pairs and not others:
-        return next(model.parameters()).new_zeros(())
-    total = sum_of_kls(pairs) if pairs else others.pop()
-    for other in others:
-        total = total + other
-    return total
+    return ModelKL(model)()
+
+
+class ModelKL:
+    """The KL of a model whose layers stay the same: found once, evaluated at every step.
+
+    Args:
+        model: Its Bayesian layers and their posteriors and priors are looked up here.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._pairs: list[tuple[Posterior, Prior]] = []
+        self._others: list[BayesianLayer] = []
+        self._model = model
+        for layer in bayesian_layers(model):
+            terms = layer.kl_terms()
+            if terms is None:
+                self._others.append(layer)
+            else:
+                self._pairs += terms
+
+    def __call__(self) -> Tensor:
+        """Return the sum in nats, shape ``batch_shape``."""
+        terms = [layer.kl() for layer in self._others]
+        if self._pairs:
+            terms.append(sum_of_kls(self._pairs))
+        if not terms:
+            return next(self._model.parameters()).new_zeros(())
+        total = terms[0]
+        for term in terms[1:]:
+            total = total + term
+        return total

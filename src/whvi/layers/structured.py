@@ -17,9 +17,10 @@ from whvi.errors import ShapeError
 from whvi.layers.blocks import block_linear, noisy_block_linear
 from whvi.layers.weights import Moments, Weight, lift
 from whvi.plan import BlockPlan
-from whvi.posteriors import DiagonalGaussian, Posterior, PosteriorFactory, make_posterior
+from whvi.posteriors import DiagonalGaussian, PosteriorFactory, make_posterior
 from whvi.priors import Prior, PriorFactory, make_prior
 from whvi.product import column_features, dense_matrix
+from whvi.sampling import LocalReparameterization
 from whvi.transforms import fwht
 
 _POSTERIOR_SCALE = 0.1  # of g at the start
@@ -92,14 +93,15 @@ class StructuredWeight(Weight):
         return block_linear(x, self.s1, draw, self.s2, bias, self.plan)
 
     def _multiply_local(
-        self, x: Tensor, bias: Tensor | None, generator: torch.Generator | None
+        self, x: Tensor, bias: Tensor | None, sampler: LocalReparameterization
     ) -> Tensor:
         posterior = self.posterior
         if self.plan.is_column or not isinstance(posterior, DiagonalGaussian):
             inner = tuple(x.shape[len(self.batch_shape) : -1])
-            return self._multiply_given(x, bias, self._draw(inner, generator))
+            return self._multiply_given(x, bias, self._draw(inner, sampler.generator))
         moments = (posterior.loc, posterior.log_scale)
-        return noisy_block_linear(x, self.s1, moments, self.s2, bias, self.plan, generator)
+        seed = sampler.next_seed()
+        return noisy_block_linear(x, self.s1, moments, self.s2, bias, self.plan, seed)
 
     def _column_given(self, x: Tensor, bias: Tensor | None, draw: Tensor) -> Tensor:
         batch_ndim = len(self.batch_shape)

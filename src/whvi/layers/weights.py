@@ -44,7 +44,7 @@ class Weight(nn.Module, ABC):
             sampler: Mean weights, one draw for all rows, or a draw for every row.
         """
         if isinstance(sampler, LocalReparameterization):
-            return self._multiply_local(x, bias, sampler.generator)
+            return self._multiply_local(x, bias, sampler)
         if isinstance(sampler, MeanWeights):
             return self._multiply_given(x, bias, self._mean())
         check_draws_axis(x, sampler, self.batch_shape)
@@ -95,7 +95,7 @@ class Weight(nn.Module, ABC):
 
     @abstractmethod
     def _multiply_local(
-        self, x: Tensor, bias: Tensor | None, generator: torch.Generator | None
+        self, x: Tensor, bias: Tensor | None, sampler: LocalReparameterization
     ) -> Tensor:
         """Return ``W_n x_n + bias`` with independent ``W_n`` for every row."""
 

@@ -25,7 +25,7 @@ from whvi.posteriors.base import (
     standard_normal,
 )
 from whvi.priors import EmpiricalBayesPrior, FixedPrior, LearnedPrior, Prior
-from whvi.transforms.backend import is_tracing, is_transformed
+from whvi.transforms.backend import is_tracing, is_transformed, kernel, kernel_takes
 
 
 @final
@@ -129,30 +129,78 @@ class _SumOfKLs(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, priors: Sequence[Prior], *tensors: Any) -> Tensor:
-        total, kept = None, []
-        for prior, loc, log_scale in zip(priors, tensors[::3], tensors[1::3], strict=True):
-            variance, mean_square = _moments(loc, log_scale)
-            n = loc.shape[-2] * loc.shape[-1]
-            kl = prior.kl(mean_square, log_scale.sum((-2, -1)), n)
-            total = kl if total is None else total + kl
-            kept += [variance, mean_square]
         ctx.priors = priors
+        ctx.in_kernel = all(t is not None and kernel_takes(t) for t in _pairs(tensors)) and all(
+            t is None for t in tensors[2::3]
+        )
+        run = _sum_in_kernel if ctx.in_kernel else _sum_in_torch
+        total, kept = run(priors, tensors)
         ctx.save_for_backward(*tensors, *kept)
-        assert total is not None  # called with at least one term
         return total
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
         count = 3 * len(ctx.priors)
         tensors, kept = ctx.saved_tensors[:count], ctx.saved_tensors[count:]
+        if ctx.in_kernel and not torch.is_grad_enabled():
+            return (None, *_gradients_in_kernel(grads[0], tensors, kept))
         gradients: list[Tensor | None] = []
         for i, prior in enumerate(ctx.priors):
             loc, log_scale, log_variance = tensors[3 * i : 3 * i + 3]
-            variance, mean_square = kept[2 * i : 2 * i + 2]
-            if torch.is_grad_enabled():  # create_graph=True: intermediates carry gradients too
-                variance, mean_square = _moments(loc, log_scale)
+            # with create_graph=True intermediates carry gradients too: compute them again
+            variance, mean_square = _moments(loc, log_scale)
             gradients += _gradients(grads[0], prior, loc, log_variance, variance, mean_square)
         return (None, *gradients)
+
+
+def _pairs(tensors: Sequence[Any]) -> list[Any]:
+    """``loc`` and ``log_scale`` of every triple."""
+    return [t for i, t in enumerate(tensors) if i % 3 < 2]
+
+
+def _sum_in_torch(priors: Sequence[Prior], tensors: Sequence[Any]) -> tuple[Tensor, list[Tensor]]:
+    terms = []
+    for prior, loc, log_scale in zip(priors, tensors[::3], tensors[1::3], strict=True):
+        _, mean_square = _moments(loc, log_scale)
+        terms.append(prior.kl(mean_square, log_scale.sum((-2, -1)), loc.shape[-2] * loc.shape[-1]))
+    return torch.stack(terms).sum(0) if len(terms) > 1 else terms[0], []
+
+
+def _sum_in_kernel(priors: Sequence[Prior], tensors: Sequence[Any]) -> tuple[Tensor, list[Tensor]]:
+    """Add up the terms in float64; keep the prior variances ``λ``, one per term and replica."""
+    assert kernel is not None  # the caller has asked kernel_takes
+    batch_shape = tensors[0].shape[:-2]
+    replicas = math.prod(batch_shape)
+    total, *variances = torch.zeros(len(priors) + 1, replicas, dtype=torch.float64).unbind()
+    for variance, prior in zip(variances, priors, strict=True):
+        if isinstance(prior, FixedPrior):
+            variance.fill_(prior.fixed_variance)
+    for i, (loc, log_scale) in enumerate(zip(tensors[::3], tensors[1::3], strict=True)):
+        loc, log_scale = loc.contiguous(), log_scale.contiguous()
+        kernel.diagonal_kl(
+            loc.element_size(), replicas, loc.shape[-2] * loc.shape[-1],
+            loc.data_ptr(), log_scale.data_ptr(), variances[i].data_ptr(), total.data_ptr(),
+        )  # fmt: skip
+    return total.to(tensors[0].dtype).view(batch_shape), variances
+
+
+def _gradients_in_kernel(
+    grad: Tensor, tensors: Sequence[Any], variances: Sequence[Tensor]
+) -> list[Tensor | None]:
+    assert kernel is not None  # forward ran in it
+    grads = grad.double().contiguous()
+    replicas = grads.numel()
+    gradients: list[Tensor | None] = []
+    for i, (loc, log_scale) in enumerate(zip(tensors[::3], tensors[1::3], strict=True)):
+        loc, log_scale = loc.contiguous(), log_scale.contiguous()
+        to_loc, to_scale = torch.empty_like(loc), torch.empty_like(loc)
+        kernel.diagonal_kl_backward(
+            loc.element_size(), replicas, loc.shape[-2] * loc.shape[-1],
+            loc.data_ptr(), log_scale.data_ptr(), variances[i].data_ptr(), grads.data_ptr(),
+            to_loc.data_ptr(), to_scale.data_ptr(),
+        )  # fmt: skip
+        gradients += [to_loc, to_scale, None]
+    return gradients
 
 
 def _gradients(

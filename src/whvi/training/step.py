@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from whvi.elbo import Elbo, elbo_of_values
 from whvi.functions import local_function_values
+from whvi.layers.protocol import ModelKL
 from whvi.likelihoods import Likelihood
 from whvi.training.config import FitConfig
 from whvi.training.distributed import Ranks, average_gradients, unmanaged_parameters
@@ -76,6 +77,7 @@ class Stepper:
         self._model, self._likelihood = model, likelihood
         self._state, self._config = state, config
         self._num_data = num_data
+        self._kl = ModelKL(model)
         self._parameters = list(state.parameters.values())
         self._finite = FiniteCheck(state.device)
         self._distributed = ranks.world_size > 1
@@ -102,11 +104,11 @@ class Stepper:
             self._model, x, state.batch_shape, config.num_samples, state.generator
         )
         result = elbo_of_values(
-            self._model, self._likelihood, f, y,
+            self._likelihood, f, y, self._kl(),
             num_data=self._num_data, beta=kl_weight(config, step),
         )  # fmt: skip
         loss = result.value.sum() * (-1 / self._num_data)
-        loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        loss.backward()
         if self._distributed:
             result, stop = self._averaged(result, stop)
         gradients = [p.grad for p in self._parameters if p.grad is not None]

@@ -1,0 +1,50 @@
+"""Every example runs to its end, with warnings as errors, in its reduced form."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+for package in ("matplotlib", "rich", "sklearn"):
+    pytest.importorskip(package)
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+ARGUMENTS = {  # what each prints at the end
+    "classify_digits": ([], "wrong predictions"),
+    "demo": (["--output", "demo"], "Written: demo/toy_regression.png and demo/results.json"),
+    "layers_in_pytorch": ([], "90 % interval covers"),
+    "toy_regression": (["--output", "toy.png"], "picture: toy.png"),
+}
+
+
+def run(name: str, arguments: list[str], folder: Path) -> str:
+    command = [sys.executable, "-W", "error", str(EXAMPLES / f"{name}.py"), "--quick", *arguments]
+    result = subprocess.run(
+        command,
+        cwd=folder,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
+def test_every_example_is_run():
+    assert {path.stem for path in EXAMPLES.glob("*.py")} == set(ARGUMENTS)
+
+
+@pytest.mark.parametrize("name", ARGUMENTS)
+def test_example_runs(name, tmp_path):
+    arguments, expected = ARGUMENTS[name]
+    assert expected in run(name, arguments, tmp_path)
+    if name == "demo":
+        results = json.loads((tmp_path / "demo" / "results.json").read_text())
+        assert len(results["diabetes"]) == 3
+        assert (tmp_path / "demo" / "toy_regression.png").stat().st_size > 10_000
