@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from whvi.errors import ConfigError, DataError, NumericalError, ShapeError
-from whvi.predictive import Predictive, align_targets, regularized_incomplete_beta
+from whvi.predictive import Predictive, align_targets
+from whvi.predictive.special import regularized_incomplete_beta
 
 S, N = 6, 7
 RNG = np.random.default_rng(0)
@@ -136,7 +137,7 @@ def test_quantiles_of_awkward_mixtures(gap: float, ratio: float, q: float, unit:
 def test_quantiles_do_not_depend_on_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     predictive = FAMILIES["gaussian"][0]()
     whole = predictive.quantile(0.3)
-    monkeypatch.setattr("whvi.predictive._CHUNK_ELEMENTS", 2 * S)
+    monkeypatch.setattr("whvi.predictive.mixture._CHUNK_ELEMENTS", 2 * S)
     torch.testing.assert_close(predictive.quantile(0.3), whole, rtol=1e-14, atol=0)
 
 

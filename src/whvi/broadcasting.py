@@ -68,13 +68,18 @@ def plan_broadcast(x: Shape, s1: Shape, g: Shape, s2: Shape, noisy: bool) -> Bro
     leading = check_shapes(*shapes)
     axes = _merge(leading, shapes, x[-1])
     roles = _assign(axes)
-    if roles is None or (noisy and any(r == _N and a.strides[2] for r, a in zip(roles, axes))):
+    if roles is None or (noisy and _mean_varies_by_row(axes, roles)):
         return None
     layout = _layout(axes, roles, x[-1], (*leading, x[-1]))
     direct = all(_is_direct(axes, roles, layout.grad_shapes[i], i) for i in range(4))
     if direct:
         layout = layout._replace(grad_shapes=(*shapes, g, ()))
     return Broadcast(layout, tuple(axes), tuple(roles), shapes, leading, not direct)
+
+
+def _mean_varies_by_row(axes: list[_Axis], roles: list[int]) -> bool:
+    """Tell whether a noisy product has a mean of its own for every row: not in the kernel."""
+    return _N in roles and axes[roles.index(_N)].strides[2] != 0
 
 
 def _is_direct(axes: list[_Axis], roles: list[int], kernel_shape: Shape, operand: int) -> bool:

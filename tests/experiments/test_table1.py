@@ -22,6 +22,7 @@ def test_one_cell_stays_inside_its_band(uci_root: str, tmp_path: Path) -> None:
     assert RMSE_BAND[0] < row["rmse_mean"] < RMSE_BAND[1]
     assert MNLL_BAND[0] < row["mnll_mean"] < MNLL_BAND[1]
     assert 0.8 <= row["coverage95_mean"] <= 1.0
+    assert "A quick run" in (tmp_path / "README.md").read_text()
     records = (tmp_path / "records.jsonl").read_bytes()
     assert main([*options, "--data-dir", uci_root, "--output", str(tmp_path)]) == 0
     assert (tmp_path / "records.jsonl").read_bytes() == records

@@ -185,7 +185,7 @@ def main() -> None:
                     builds[f"{level} {isa}"] = build
             check_agreement(builds, folder)
         if wanted("sanitizers"):
-            builds = make_builds(folder / "asan", snapshot, "-O1", *SANITIZE)
+            builds = make_builds(folder / "asan", snapshot, "-O0", *SANITIZE)
             check_sanitizers(builds, options.calls)
         if wanted("valgrind"):
             package = package_with(folder / "valgrind", snapshot / "csrc", "-O1")

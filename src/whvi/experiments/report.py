@@ -74,10 +74,11 @@ def write_report(records: Iterable[Record], folder: str | os.PathLike[str]) -> N
     rows = summarise(records)
     _write(folder / "summary.json", json.dumps(rows, indent=1) + "\n")
     drawn = bool(records) and draw_figure(records, folder)
-    _write(folder / "README.md", markdown(rows, with_figure=drawn))
+    quick = any(record.get("quick") for record in records)
+    _write(folder / "README.md", markdown(rows, with_figure=drawn, quick=quick))
 
 
-def markdown(rows: Sequence[SummaryRow], *, with_figure: bool = False) -> str:
+def markdown(rows: Sequence[SummaryRow], *, with_figure: bool = False, quick: bool = False) -> str:
     """Return the tables as a page."""
     parts = [
         "# Table 1: regression on the UCI sets\n",
@@ -96,6 +97,8 @@ def markdown(rows: Sequence[SummaryRow], *, with_figure: bool = False) -> str:
     ]
     if with_figure:
         parts.insert(2, "![One dot per split, the paper's value as a line](table1.svg)\n")
+    if quick:
+        parts.insert(1, "**A quick run: few steps, no choice. It tests the machinery only.**\n")
     return "\n".join(parts)
 
 

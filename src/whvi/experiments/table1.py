@@ -55,7 +55,8 @@ class Table1Work:
             choices |= dict(zip(missing, found, strict=True))
             self._keep(unit, missing, found)
         chosen = [choices[k] for k in unit.splits]
-        yield from evaluate(method, dataset, unit.splits, chosen, seed=unit.seed)
+        for record in evaluate(method, dataset, unit.splits, chosen, seed=unit.seed):
+            yield {**record, "quick": self.quick}
 
     def _choices(self, unit: Unit) -> dict[int, Choice]:
         rows = RecordStore(self.choices_path).read()

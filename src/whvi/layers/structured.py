@@ -146,8 +146,8 @@ class StructuredWeight(Weight):
     def output_moments(self, x: Tensor) -> Moments:
         r"""Return exact mean and variance of ``W x`` (equation 3), without sampling.
 
-        ``var(y_i) = s1[i]² D**-0.5 (H b)_i``, ``b[d] = Σ_k u_k u_{k^d} Σ[k, k^d]``, ``u = H(s2 x)``;
-        for a diagonal ``Σ`` only ``b[0] = Σ_k u_k² σ_k²`` remains.
+        With ``u = H(s2 x)`` and ``b[d] = Σ_k u_k u_{k^d} Σ[k, k^d]``, ``var(y_i)`` is
+        ``s1[i]² D**-0.5 (H b)_i``; for a diagonal ``Σ`` only ``b[0] = Σ_k u_k² σ_k²`` remains.
         """
         mean = self._multiply_given(x, None, self._mean())
         if self.plan.is_column:

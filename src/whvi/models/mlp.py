@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Protocol
 
 import torch
@@ -62,7 +63,7 @@ def mlp(
     for width in (*widths, out_features):
         check_positive_int("every width", width)
     modules: list[nn.Module] = []
-    for before, after in zip(widths, widths[1:], strict=False):
+    for before, after in pairwise(widths):
         modules.append(layer(before, after, batch_shape=batch_shape, device=device, dtype=dtype))
         modules.append(activation())
     modules.append(

@@ -10,18 +10,24 @@ output gives ``(*batch_shape, N)``. Numbers are in the user's units and computed
 from __future__ import annotations
 
 import math
-from abc import ABC
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, NoReturn, final
+from typing import NamedTuple, final
 
 import torch
 from torch import Tensor
 
 from whvi.checks import check_positive_int
 from whvi.errors import ConfigError, DataError, NumericalError, ShapeError
+from whvi.predictive.components import (
+    Bernoulli,
+    Categorical,
+    Components,
+    Gaussian,
+    Poisson,
+    StudentT,
+)
+from whvi.predictive.roots import root, smallest_integer
 
-_LOG_2PI = math.log(2 * math.pi)
-_EPS = torch.finfo(torch.float64).eps
 _CHUNK_ELEMENTS = 1 << 19  # components × rows × outputs handled at a time: a few MB, cache-friendly
 
 
@@ -48,232 +54,6 @@ def align_targets(
     )
 
 
-def regularized_incomplete_beta(a: Tensor, b: Tensor, x: Tensor, complement: Tensor) -> Tensor:
-    r"""Compute :math:`I_x(a, b)` by its continued fraction (DLMF 8.17.22, modified Lentz).
-
-    Args:
-        a, b: Positive parameters.
-        x: Argument in [0, 1].
-        complement: ``1 - x``, handed over because ``x`` near 1 has lost its digits.
-    """
-    swap = x > (a + 1) / (a + b + 2)  # I_x(a, b) = 1 - I_{1-x}(b, a): take the fast side
-    a, b = torch.where(swap, b, a), torch.where(swap, a, b)
-    x, complement = torch.where(swap, complement, x), torch.where(swap, x, complement)
-    log_beta = torch.lgamma(a) + torch.lgamma(b) - torch.lgamma(a + b)
-    front = (torch.xlogy(a, x) + torch.xlogy(b, complement) - log_beta).exp() / a
-    result = front * _beta_fraction(a, b, x)
-    return torch.where(swap, 1 - result, result)
-
-
-def _beta_fraction(a: Tensor, b: Tensor, x: Tensor) -> Tensor:
-    """Sum the continued fraction of ``I_x(a, b)``; it takes O(sqrt(max(a, b))) terms."""
-    tiny = 1e-300
-    c = torch.ones_like(x)
-    d = 1 / (1 - (a + b) * x / (a + 1))
-    value = d.clone()
-    for m in range(1, 200 + int(5 * math.sqrt(float(torch.maximum(a, b).max())))):
-        even = m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m))
-        odd = -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1))
-        before = value
-        for term in (even, odd):
-            d = 1 / _away_from_zero(1 + term * d, tiny)
-            c = _away_from_zero(1 + term / c, tiny)
-            value = value * c * d
-        if not bool(((value - before).abs() > 8 * _EPS * value.abs()).any()):
-            break
-    return value
-
-
-def _away_from_zero(x: Tensor, tiny: float) -> Tensor:
-    return torch.where(x.abs() < tiny, tiny, x)
-
-
-class _Components(ABC):
-    """The S distributions of every row, elementwise over parameters of one common shape."""
-
-    name: str
-    discrete = False
-    event_dims = 0  # trailing axes of a parameter that belong to one outcome (class logits)
-
-    def __init__(self, *parameters: Tensor) -> None:
-        self.parameters = parameters
-
-    def map(self, change: Callable[[Tensor], Tensor]) -> _Components:
-        """Apply one indexing or reshaping to every parameter."""
-        return type(self)(*(change(p) for p in self.parameters))
-
-    def _refuse(self, what: str) -> NoReturn:
-        raise ConfigError(f"a {self.name} predictive has no {what}")
-
-    def mean(self) -> Tensor:
-        self._refuse("mean; use probs")
-
-    def variance(self) -> Tensor:
-        self._refuse("variance; use entropy()")
-
-    def cdf(self, y: Tensor) -> Tensor:
-        self._refuse("cdf, quantiles or intervals; use probs")
-
-    def log_prob(self, y: Tensor) -> Tensor:
-        self._refuse("log_prob")
-
-    def sample(self, generator: torch.Generator | None) -> Tensor:
-        self._refuse("samples")
-
-    def class_probs(self) -> Tensor:
-        self._refuse("classes: probs, mode, entropy and mutual_information are for labels")
-
-
-@final
-class _Gaussian(_Components):
-    name = "Gaussian"
-
-    def mean(self) -> Tensor:
-        return self.parameters[0]
-
-    def variance(self) -> Tensor:
-        return self.parameters[1].square()
-
-    def cdf(self, y: Tensor) -> Tensor:
-        loc, scale = self.parameters
-        value: Tensor = torch.special.ndtr((y - loc) / scale)
-        return value
-
-    def log_prob(self, y: Tensor) -> Tensor:
-        loc, scale = self.parameters
-        return -0.5 * (((y - loc) / scale).square() + _LOG_2PI) - scale.log()
-
-    def sample(self, generator: torch.Generator | None) -> Tensor:
-        loc, scale = self.parameters
-        noise = torch.randn(loc.shape, generator=generator, dtype=loc.dtype, device=loc.device)
-        return loc + scale * noise
-
-
-@final
-class _StudentT(_Components):
-    """Parameters loc, scale (not the standard deviation) and df > 2."""
-
-    name = "Student-t"
-
-    def mean(self) -> Tensor:
-        return self.parameters[0]
-
-    def variance(self) -> Tensor:
-        _, scale, df = self.parameters
-        return scale.square() * df / (df - 2)
-
-    def cdf(self, y: Tensor) -> Tensor:
-        loc, scale, df = self.parameters
-        t = (y - loc) / scale
-        ratio = t.square() / df
-        x, complement = 1 / (1 + ratio), 1 / (1 + 1 / ratio)
-        half = torch.full_like(df, 0.5)
-        tail = 0.5 * regularized_incomplete_beta(df / 2, half, x, complement)
-        return torch.where(t > 0, 1 - tail, tail)
-
-    def log_prob(self, y: Tensor) -> Tensor:
-        loc, scale, df = self.parameters
-        return student_t_log_prob((y - loc) / scale, df) - scale.log()
-
-    def sample(self, generator: torch.Generator | None) -> Tensor:
-        # Bailey (1994): exact for any real df, and needs uniforms only.
-        loc, scale, df = self.parameters
-        u, v = torch.rand((2, *loc.shape), generator=generator, dtype=loc.dtype, device=loc.device)
-        radius = (df * torch.expm1(-2 / df * torch.log1p(-u))).sqrt()
-        return loc + scale * radius * torch.cos(2 * math.pi * v)
-
-
-def student_t_log_prob(t: Tensor, df: Tensor) -> Tensor:
-    """Return the log density of the standard Student-t with ``df`` degrees of freedom at ``t``.
-
-    The constant is taken in float64: the difference of two ``lgamma`` loses all digits of float32.
-    """
-    wide = df.double()
-    constant = torch.lgamma((wide + 1) / 2) - torch.lgamma(wide / 2) - 0.5 * (wide * math.pi).log()
-    return constant.to(t.dtype) - 0.5 * (df + 1) * torch.log1p(t.square() / df)
-
-
-def _keep_nan(y: Tensor, value: Tensor) -> Tensor:
-    """Return ``value``, but NaN where the target is NaN: comparisons would have hidden it."""
-    return torch.where(y.isnan(), y, value)
-
-
-@final
-class _Poisson(_Components):
-    name = "Poisson"
-    discrete = True
-
-    def mean(self) -> Tensor:
-        return self.parameters[0]
-
-    def variance(self) -> Tensor:
-        return self.parameters[0]
-
-    def cdf(self, y: Tensor) -> Tensor:
-        (rate,) = self.parameters
-        count = y.floor()
-        inside = torch.special.gammaincc(count.clamp_min(0) + 1, rate)
-        return _keep_nan(y, torch.where(count < 0, 0.0, inside))
-
-    def log_prob(self, y: Tensor) -> Tensor:
-        (rate,) = self.parameters
-        inside = torch.xlogy(y, rate) - rate - torch.lgamma(y + 1)
-        possible = (y >= 0) & (y == y.floor()) & y.isfinite()
-        return _keep_nan(y, torch.where(possible, inside, -math.inf))
-
-    def sample(self, generator: torch.Generator | None) -> Tensor:
-        return torch.poisson(self.parameters[0], generator=generator)
-
-
-@final
-class _Bernoulli(_Components):
-    name = "Bernoulli"
-    discrete = True
-
-    def mean(self) -> Tensor:
-        return self.parameters[0].sigmoid()
-
-    def variance(self) -> Tensor:
-        return self.parameters[0].sigmoid() * (-self.parameters[0]).sigmoid()
-
-    def cdf(self, y: Tensor) -> Tensor:
-        inside = torch.where(y >= 1, 1.0, (-self.parameters[0]).sigmoid())
-        return _keep_nan(y, torch.where(y < 0, 0.0, inside))
-
-    def log_prob(self, y: Tensor) -> Tensor:
-        inside = torch.nn.functional.logsigmoid((2 * y - 1) * self.parameters[0])
-        return _keep_nan(y, torch.where((y == 0) | (y == 1), inside, -math.inf))
-
-    def sample(self, generator: torch.Generator | None) -> Tensor:
-        return torch.bernoulli(self.mean(), generator=generator)
-
-    def class_probs(self) -> Tensor:
-        (logits,) = self.parameters
-        return torch.stack([(-logits).sigmoid(), logits.sigmoid()], dim=-1)
-
-
-@final
-class _Categorical(_Components):
-    name = "categorical"
-    discrete = True
-    event_dims = 1
-
-    def log_prob(self, y: Tensor) -> Tensor:
-        log_probs = self.parameters[0].log_softmax(-1)
-        label = y.long().clamp(0, log_probs.shape[-1] - 1)
-        label = label.expand(log_probs.shape[:-1]).unsqueeze(-1)
-        inside = log_probs.gather(-1, label).squeeze(-1)
-        return _keep_nan(y, torch.where(y == label.squeeze(-1), inside, -math.inf))
-
-    def sample(self, generator: torch.Generator | None) -> Tensor:
-        probs = self.class_probs()
-        flat = probs.reshape(-1, probs.shape[-1])
-        return torch.multinomial(flat, 1, generator=generator).reshape(probs.shape[:-1]).double()
-
-    def class_probs(self) -> Tensor:
-        return self.parameters[0].softmax(-1)
-
-
 class Interval(NamedTuple):
     """Ends of a central predictive interval, each ``(*batch_shape, N[, O])``."""
 
@@ -290,7 +70,7 @@ class Predictive:
     leading axes are replicas, each with a mixture of its own; :meth:`pool` makes them one.
     """
 
-    def __init__(self, components: _Components, *, batch_dims: int = 0) -> None:
+    def __init__(self, components: Components, *, batch_dims: int = 0) -> None:
         self._components = components
         self._axis = batch_dims  # the component axis of parameters, the row axis of results
         shape = tuple(components.parameters[0].shape)
@@ -312,7 +92,7 @@ class Predictive:
         """Mix Gaussians with means ``loc`` and standard deviations ``scale``."""
         loc, scale = _wide(loc=loc, scale=scale)
         _check_range("scale", scale, scale > 0, "above 0")
-        return cls(_Gaussian(loc, scale), batch_dims=batch_dims)
+        return cls(Gaussian(loc, scale), batch_dims=batch_dims)
 
     @classmethod
     def student_t(
@@ -322,24 +102,24 @@ class Predictive:
         loc, scale, df = _wide(loc=loc, scale=scale, df=df)
         _check_range("scale", scale, scale > 0, "above 0")
         _check_range("df", df, df > 2, "above 2")
-        return cls(_StudentT(loc, scale, df), batch_dims=batch_dims)
+        return cls(StudentT(loc, scale, df), batch_dims=batch_dims)
 
     @classmethod
     def poisson(cls, rate: Tensor, *, batch_dims: int = 0) -> Predictive:
         """Mix Poissons with means ``rate``."""
         (rate,) = _wide(rate=rate)
         _check_range("rate", rate, rate >= 0, "at least 0")
-        return cls(_Poisson(rate), batch_dims=batch_dims)
+        return cls(Poisson(rate), batch_dims=batch_dims)
 
     @classmethod
     def bernoulli(cls, logits: Tensor, *, batch_dims: int = 0) -> Predictive:
         """Mix Bernoullis with ``P(y = 1) = sigmoid(logits)``."""
-        return cls(_Bernoulli(*_wide(logits=logits)), batch_dims=batch_dims)
+        return cls(Bernoulli(*_wide(logits=logits)), batch_dims=batch_dims)
 
     @classmethod
     def categorical(cls, logits: Tensor, *, batch_dims: int = 0) -> Predictive:
         """Mix categoricals with ``P(y = c) = softmax(logits)[c]`` on the last axis."""
-        return cls(_Categorical(*_wide(logits=logits)), batch_dims=batch_dims)
+        return cls(Categorical(*_wide(logits=logits)), batch_dims=batch_dims)
 
     # Rows, replicas ------------------------------------------------------------------------
 
@@ -501,7 +281,7 @@ class Predictive:
 
     def gaussian_components(self) -> tuple[Tensor, Tensor] | None:
         """Return (loc, scale) of Gaussian components, for closed forms; else ``None``."""
-        if not isinstance(self._components, _Gaussian):
+        if not isinstance(self._components, Gaussian):
             return None
         loc, scale = self._components.parameters
         return loc, scale
@@ -545,51 +325,13 @@ class Predictive:
         lower = mean - std * math.sqrt((1 - q) / q)
         upper = mean + std * math.sqrt(q / (1 - q))
         if self._components.discrete:
-            return _smallest_integer(self._cdf_at, q, lower.floor() - 1, upper.ceil())
-        return _root(self._cdf_at, self._density_at, q, lower, upper)
+            return smallest_integer(self._cdf_at, q, lower.floor() - 1, upper.ceil())
+        return root(self._cdf_at, self._density_at, q, lower, upper)
 
 
 def _entropy(probs: Tensor) -> Tensor:
     terms: Tensor = torch.special.entr(probs)
     return terms.sum(-1)
-
-
-def _smallest_integer(
-    cdf: Callable[[Tensor], Tensor], q: float, lower: Tensor, upper: Tensor
-) -> Tensor:
-    """Bisect integers, keeping ``cdf(lower) < q <= cdf(upper)``."""
-    lower = lower.clamp_min(-1)
-    while bool((upper - lower > 1).any()):
-        middle = ((lower + upper) / 2).floor()
-        above = cdf(middle) >= q
-        upper, lower = torch.where(above, middle, upper), torch.where(above, lower, middle)
-    return upper
-
-
-def _root(
-    cdf: Callable[[Tensor], Tensor],
-    density: Callable[[Tensor], Tensor],
-    q: float,
-    lower: Tensor,
-    upper: Tensor,
-) -> Tensor:
-    """Solve ``cdf(x) = q`` by Newton steps, replaced by bisection where they do not help.
-
-    ``lower`` and ``upper`` are Cantelli's, ``std / sqrt(q (1 - q))`` apart.
-    """
-    x, previous = (lower + upper) / 2, torch.full_like(lower, math.inf)
-    std = (upper - lower) * math.sqrt(q * (1 - q))
-    for _ in range(200):
-        gap = cdf(x) - q
-        upper, lower = torch.where(gap >= 0, x, upper), torch.where(gap < 0, x, lower)
-        newton = x - gap / density(x)
-        helps = (newton >= lower) & (newton <= upper) & (gap.abs() < previous / 2)
-        step = torch.where(helps, newton, (lower + upper) / 2)
-        step = torch.where(gap.abs() <= 8 * _EPS * q, x, step)  # the cdf knows no better
-        moved, x, previous = (step - x).abs(), step, gap.abs()
-        if not bool((moved > 2 * _EPS * (x.abs() + std)).any()):
-            break
-    return x
 
 
 def _wide(**parameters: Tensor) -> list[Tensor]:

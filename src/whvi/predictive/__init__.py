@@ -1,0 +1,5 @@
+"""The predictive distribution over targets, as a mixture over draws of the network."""
+
+from whvi.predictive.mixture import Interval, Predictive, align_targets
+
+__all__ = ["Interval", "Predictive", "align_targets"]

@@ -1,0 +1,198 @@
+"""The families of mixture components: what one draw of the network says about the targets."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC
+from collections.abc import Callable
+from typing import NoReturn, final
+
+import torch
+from torch import Tensor
+
+from whvi.errors import ConfigError
+from whvi.predictive.special import regularized_incomplete_beta, student_t_log_prob
+
+_LOG_2PI = math.log(2 * math.pi)
+
+
+class Components(ABC):
+    """The S distributions of every row, elementwise over parameters of one common shape."""
+
+    name: str
+    discrete = False
+    event_dims = 0  # trailing axes of a parameter that belong to one outcome (class logits)
+
+    def __init__(self, *parameters: Tensor) -> None:
+        self.parameters = parameters
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> Components:
+        """Apply one indexing or reshaping to every parameter."""
+        return type(self)(*(change(p) for p in self.parameters))
+
+    def _refuse(self, what: str) -> NoReturn:
+        raise ConfigError(f"a {self.name} predictive has no {what}")
+
+    def mean(self) -> Tensor:
+        """Mean of each component."""
+        self._refuse("mean; use probs")
+
+    def variance(self) -> Tensor:
+        """Variance of each component."""
+        self._refuse("variance; use entropy()")
+
+    def cdf(self, y: Tensor) -> Tensor:
+        """Probability of at most ``y``."""
+        self._refuse("cdf, quantiles or intervals; use probs")
+
+    def log_prob(self, y: Tensor) -> Tensor:
+        """Log density or mass at ``y`` in nats."""
+        self._refuse("log_prob")
+
+    def sample(self, generator: torch.Generator | None) -> Tensor:
+        """Draw one target from each component."""
+        self._refuse("samples")
+
+    def class_probs(self) -> Tensor:
+        """Probabilities of the classes, on a new last axis."""
+        self._refuse("classes: probs, mode, entropy and mutual_information are for labels")
+
+
+@final
+class Gaussian(Components):
+    name = "Gaussian"
+
+    def mean(self) -> Tensor:
+        return self.parameters[0]
+
+    def variance(self) -> Tensor:
+        return self.parameters[1].square()
+
+    def cdf(self, y: Tensor) -> Tensor:
+        loc, scale = self.parameters
+        value: Tensor = torch.special.ndtr((y - loc) / scale)
+        return value
+
+    def log_prob(self, y: Tensor) -> Tensor:
+        loc, scale = self.parameters
+        return -0.5 * (((y - loc) / scale).square() + _LOG_2PI) - scale.log()
+
+    def sample(self, generator: torch.Generator | None) -> Tensor:
+        loc, scale = self.parameters
+        noise = torch.randn(loc.shape, generator=generator, dtype=loc.dtype, device=loc.device)
+        return loc + scale * noise
+
+
+@final
+class StudentT(Components):
+    """Parameters loc, scale (not the standard deviation) and df > 2."""
+
+    name = "Student-t"
+
+    def mean(self) -> Tensor:
+        return self.parameters[0]
+
+    def variance(self) -> Tensor:
+        _, scale, df = self.parameters
+        return scale.square() * df / (df - 2)
+
+    def cdf(self, y: Tensor) -> Tensor:
+        loc, scale, df = self.parameters
+        t = (y - loc) / scale
+        ratio = t.square() / df
+        x, complement = 1 / (1 + ratio), 1 / (1 + 1 / ratio)
+        half = torch.full_like(df, 0.5)
+        tail = 0.5 * regularized_incomplete_beta(df / 2, half, x, complement)
+        return torch.where(t > 0, 1 - tail, tail)
+
+    def log_prob(self, y: Tensor) -> Tensor:
+        loc, scale, df = self.parameters
+        return student_t_log_prob((y - loc) / scale, df) - scale.log()
+
+    def sample(self, generator: torch.Generator | None) -> Tensor:
+        # Bailey (1994): exact for any real df, and needs uniforms only.
+        loc, scale, df = self.parameters
+        u, v = torch.rand((2, *loc.shape), generator=generator, dtype=loc.dtype, device=loc.device)
+        radius = (df * torch.expm1(-2 / df * torch.log1p(-u))).sqrt()
+        return loc + scale * radius * torch.cos(2 * math.pi * v)
+
+
+def _keep_nan(y: Tensor, value: Tensor) -> Tensor:
+    """Return ``value``, but NaN where the target is NaN: comparisons would have hidden it."""
+    return torch.where(y.isnan(), y, value)
+
+
+@final
+class Poisson(Components):
+    name = "Poisson"
+    discrete = True
+
+    def mean(self) -> Tensor:
+        return self.parameters[0]
+
+    def variance(self) -> Tensor:
+        return self.parameters[0]
+
+    def cdf(self, y: Tensor) -> Tensor:
+        (rate,) = self.parameters
+        count = y.floor()
+        inside = torch.special.gammaincc(count.clamp_min(0) + 1, rate)
+        return _keep_nan(y, torch.where(count < 0, 0.0, inside))
+
+    def log_prob(self, y: Tensor) -> Tensor:
+        (rate,) = self.parameters
+        inside = torch.xlogy(y, rate) - rate - torch.lgamma(y + 1)
+        possible = (y >= 0) & (y == y.floor()) & y.isfinite()
+        return _keep_nan(y, torch.where(possible, inside, -math.inf))
+
+    def sample(self, generator: torch.Generator | None) -> Tensor:
+        return torch.poisson(self.parameters[0], generator=generator)
+
+
+@final
+class Bernoulli(Components):
+    name = "Bernoulli"
+    discrete = True
+
+    def mean(self) -> Tensor:
+        return self.parameters[0].sigmoid()
+
+    def variance(self) -> Tensor:
+        return self.parameters[0].sigmoid() * (-self.parameters[0]).sigmoid()
+
+    def cdf(self, y: Tensor) -> Tensor:
+        inside = torch.where(y >= 1, 1.0, (-self.parameters[0]).sigmoid())
+        return _keep_nan(y, torch.where(y < 0, 0.0, inside))
+
+    def log_prob(self, y: Tensor) -> Tensor:
+        inside = torch.nn.functional.logsigmoid((2 * y - 1) * self.parameters[0])
+        return _keep_nan(y, torch.where((y == 0) | (y == 1), inside, -math.inf))
+
+    def sample(self, generator: torch.Generator | None) -> Tensor:
+        return torch.bernoulli(self.mean(), generator=generator)
+
+    def class_probs(self) -> Tensor:
+        (logits,) = self.parameters
+        return torch.stack([(-logits).sigmoid(), logits.sigmoid()], dim=-1)
+
+
+@final
+class Categorical(Components):
+    name = "categorical"
+    discrete = True
+    event_dims = 1
+
+    def log_prob(self, y: Tensor) -> Tensor:
+        log_probs = self.parameters[0].log_softmax(-1)
+        label = y.long().clamp(0, log_probs.shape[-1] - 1)
+        label = label.expand(log_probs.shape[:-1]).unsqueeze(-1)
+        inside = log_probs.gather(-1, label).squeeze(-1)
+        return _keep_nan(y, torch.where(y == label.squeeze(-1), inside, -math.inf))
+
+    def sample(self, generator: torch.Generator | None) -> Tensor:
+        probs = self.class_probs()
+        flat = probs.reshape(-1, probs.shape[-1])
+        return torch.multinomial(flat, 1, generator=generator).reshape(probs.shape[:-1]).double()
+
+    def class_probs(self) -> Tensor:
+        return self.parameters[0].softmax(-1)
