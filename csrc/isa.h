@@ -52,7 +52,7 @@
 #define STRING_(x) #x
 #define STRING(x) STRING_(x)
 static const InstructionSet ISA_NAME(instructions) = {
-    STRING(ISA), ROUTINES(f32, float), ROUTINES(f64, double), ISA_NAME(word_group)};
+    STRING(ISA), ROUTINES(f32, float), ROUTINES(f64, double), ISA_NAME(words)};
 #undef ROUTINES
 #undef STRING_
 #undef STRING

@@ -75,7 +75,7 @@ typedef struct {
 typedef struct {
   const char *name;
   Routines f32, f64;
-  void (*words)(uint64_t, uint64_t, uint32_t *);
+  void (*words)(uint64_t, uint64_t, size_t, uint32_t *);
 } InstructionSet;
 
 #if defined(__x86_64__) || defined(__i386__)
@@ -499,7 +499,7 @@ static PyObject *py_words(PyObject *self, PyObject *const *args, Py_ssize_t coun
   if (read_integers(args, count, 4, v)) return NULL;
   uint32_t *out = POINTER(v[3]);
   Py_BEGIN_ALLOW_THREADS;
-  for (int64_t i = 0; i < v[2]; ++i) active->words((uint64_t)v[0], (uint64_t)(v[1] + i), out + 64 * i);
+  active->words((uint64_t)v[0], (uint64_t)v[1], (size_t)v[2], out);
   Py_END_ALLOW_THREADS;
   Py_RETURN_NONE;
 }

@@ -43,38 +43,58 @@ INLINE F32 ISA_NAME(sqrt_lanes)(F32 a) {
 #define SQRT(a) ISA_NAME(sqrt_lanes)(a)
 #endif
 
-/* Ten rounds on LANES64 counters; a word sits in the low half of its lane, the high half is junk. */
-INLINE void ISA_NAME(philox)(U64 counter, uint64_t seed, U64 word[4]) {
+/* The keys of the ten rounds, one word to a lane. */
+INLINE void ISA_NAME(key_schedule)(uint64_t seed, U64 keys[10][2]) {
   const U64 zero = {0};
-  const U64 m0 = zero + 0xD2511F53u, m1 = zero + 0xCD9E8D57u;
-  U64 x0 = counter, x1 = counter >> 32, x2 = zero, x3 = zero;
   uint32_t k0 = (uint32_t)seed, k1 = (uint32_t)(seed >> 32);
-#pragma GCC unroll 10
-  for (int round = 0; round < 10; ++round) {
-    const U64 p0 = MUL_LOW_HALVES(x0, m0), p1 = MUL_LOW_HALVES(x2, m1);
-    x0 = (p1 >> 32) ^ x1 ^ (zero + k0);
-    x2 = (p0 >> 32) ^ x3 ^ (zero + k1);
-    x1 = p1;
-    x3 = p0;
-    k0 += 0x9E3779B9u;
-    k1 += 0xBB67AE85u;
+  for (int round = 0; round < 10; ++round, k0 += 0x9E3779B9u, k1 += 0xBB67AE85u) {
+    keys[round][0] = zero + k0;
+    keys[round][1] = zero + k1;
   }
-  word[0] = x0, word[1] = x1, word[2] = x2, word[3] = x3;
 }
 
-/* The words of one group: word[w][i] holds places 16 w + i * LANES32 .. of the group. */
-INLINE void ISA_NAME(group_words)(uint64_t seed, uint64_t group, U32 word[4][PAIR_VECTORS]) {
-  U64 lane;
-  for (int i = 0; i < LANES64; ++i) lane[i] = (uint64_t)i;
-#pragma GCC unroll 4
-  for (int i = 0; i < PAIR_VECTORS; ++i) {
-    const U64 first = lane + (group * 16 + (uint64_t)(i * LANES64));
-    U64 a[4], b[4];
-    ISA_NAME(philox)(first, seed, a);
-    ISA_NAME(philox)(first + 8, seed, b);
-#pragma GCC unroll 4
-    for (int w = 0; w < 4; ++w) word[w][i] = (U32)((a[w] & 0xffffffffu) | (b[w] << 32));
+/* Ten rounds on two vectors of counters side by side; a word sits in the low half of its lane, the
+ * high half is junk. */
+INLINE void ISA_NAME(philox)(const U64 counter[2], const U64 keys[10][2], U64 word[4][2]) {
+  const U64 zero = {0};
+  const U64 m0 = zero + 0xD2511F53u, m1 = zero + 0xCD9E8D57u;
+  U64 x0[2], x1[2], x2[2], x3[2];
+#pragma GCC unroll 2
+  for (int j = 0; j < 2; ++j) x0[j] = counter[j], x1[j] = counter[j] >> 32, x2[j] = x3[j] = zero;
+#pragma GCC unroll 10
+  for (int round = 0; round < 10; ++round) {
+#pragma GCC unroll 2
+    for (int j = 0; j < 2; ++j) {
+      const U64 p0 = MUL_LOW_HALVES(x0[j], m0), p1 = MUL_LOW_HALVES(x2[j], m1);
+      x0[j] = (p1 >> 32) ^ (x1[j] ^ keys[round][0]);
+      x2[j] = (p0 >> 32) ^ (x3[j] ^ keys[round][1]);
+      x1[j] = p1;
+      x3[j] = p0;
+    }
   }
+#pragma GCC unroll 2
+  for (int j = 0; j < 2; ++j) word[0][j] = x0[j], word[1][j] = x1[j], word[2][j] = x2[j], word[3][j] = x3[j];
+}
+
+/* The words of `groups` groups; word w of a group holds its places 16 w .. 16 w + 15. */
+static __attribute__((noinline)) void ISA_NAME(words)(uint64_t seed, uint64_t first, size_t groups,
+                                                      uint32_t *out) {
+  U64 lane, keys[10][2];
+  for (int i = 0; i < LANES64; ++i) lane[i] = (uint64_t)i;
+  ISA_NAME(key_schedule)(seed, keys);
+  for (size_t group = 0; group < groups; ++group, out += GROUP)
+#pragma GCC unroll 4
+    for (int i = 0; i < PAIR_VECTORS; ++i) {
+      const U64 at = lane + ((first + group) * 16 + (uint64_t)(i * LANES64));
+      const U64 counter[2] = {at, at + 8};
+      U64 word[4][2];
+      ISA_NAME(philox)(counter, (const U64(*)[2])keys, word);
+#pragma GCC unroll 4
+      for (int w = 0; w < 4; ++w) {
+        const U64 packed = (word[w][0] & 0xffffffffu) | (word[w][1] << 32);
+        memcpy(out + 16 * w + i * LANES32, &packed, sizeof packed);
+      }
+    }
 }
 
 /* A step of the same formula for every vector of a group: the chains run side by side, which hides
@@ -125,32 +145,37 @@ INLINE void ISA_NAME(box_muller)(const U32 *radius_word, const U32 *angle_word, 
   }
 }
 
-static void ISA_NAME(normal_group)(uint64_t seed, uint64_t group, float *out) {
-  U32 word[4][PAIR_VECTORS];
-  F32 normal[4][PAIR_VECTORS];
-  ISA_NAME(group_words)(seed, group, word);
-  ISA_NAME(box_muller)(word[0], word[1], normal[0], normal[1]);
-  ISA_NAME(box_muller)(word[2], word[3], normal[2], normal[3]);
-  memcpy(out, normal, sizeof normal);
+/* Words to normals, in place of each other: the words of a pair become the two normals. */
+static __attribute__((noinline)) void ISA_NAME(words_to_normals)(const uint32_t *words,
+                                                                 size_t groups, float *out) {
+  for (size_t group = 0; group < groups; ++group, words += GROUP, out += GROUP) {
+    U32 word[4][PAIR_VECTORS];
+    F32 normal[4][PAIR_VECTORS];
+    memcpy(word, words, sizeof word);
+    ISA_NAME(box_muller)(word[0], word[1], normal[0], normal[1]);
+    ISA_NAME(box_muller)(word[2], word[3], normal[2], normal[3]);
+    memcpy(out, normal, sizeof normal);
+  }
 }
 
-static void ISA_NAME(word_group)(uint64_t seed, uint64_t group, uint32_t *out) {
-  U32 word[4][PAIR_VECTORS];
-  ISA_NAME(group_words)(seed, group, word);
-  memcpy(out, word, sizeof word);
-}
+#define BATCH 16 /* groups made at a time: the words stay in the first-level cache */
 
 /* Numbers first .. first + count - 1 of the stream. */
 static void ISA_NAME(normals_f32)(uint64_t seed, uint64_t first, size_t count, void *to) {
   float *out = to;
   while (count) {
-    const size_t offset = first % GROUP, take = count < GROUP - offset ? count : GROUP - offset;
-    if (take == GROUP) {
-      ISA_NAME(normal_group)(seed, first / GROUP, out);
+    uint32_t words[BATCH * GROUP] __attribute__((aligned(64)));
+    const size_t offset = first % GROUP;
+    size_t groups = (offset + count + GROUP - 1) / GROUP;
+    if (groups > BATCH) groups = BATCH;
+    const size_t made = groups * GROUP - offset, take = count < made ? count : made;
+    ISA_NAME(words)(seed, first / GROUP, groups, words);
+    if (take == groups * GROUP) {
+      ISA_NAME(words_to_normals)(words, groups, out);
     } else {
-      float group[GROUP];
-      ISA_NAME(normal_group)(seed, first / GROUP, group);
-      memcpy(out, group + offset, take * sizeof *out);
+      float normals[BATCH * GROUP] __attribute__((aligned(64)));
+      ISA_NAME(words_to_normals)(words, groups, normals);
+      memcpy(out, normals + offset, take * sizeof *out);
     }
     out += take, first += take, count -= take;
   }
@@ -160,14 +185,15 @@ static void ISA_NAME(normals_f32)(uint64_t seed, uint64_t first, size_t count, v
 static void ISA_NAME(normals_f64)(uint64_t seed, uint64_t first, size_t count, void *to) {
   double *out = to;
   while (count) {
-    const size_t offset = first % GROUP, take = count < GROUP - offset ? count : GROUP - offset;
-    float group[GROUP];
-    ISA_NAME(normal_group)(seed, first / GROUP, group);
-    for (size_t i = 0; i < take; ++i) out[i] = (double)group[offset + i];
+    float normals[BATCH * GROUP] __attribute__((aligned(64)));
+    const size_t take = count < BATCH * GROUP ? count : BATCH * GROUP;
+    ISA_NAME(normals_f32)(seed, first, take, normals);
+    for (size_t i = 0; i < take; ++i) out[i] = (double)normals[i];
     out += take, first += take, count -= take;
   }
 }
 
+#undef BATCH
 #undef SIDE_BY_SIDE
 #undef PAIR_VECTORS
 #undef LANES32

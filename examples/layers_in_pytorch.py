@@ -17,7 +17,7 @@ from whvi.metrics import coverage, mnll, rmse
 
 parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
 parser.add_argument("--quick", action="store_true", help="a few steps only")
-num_steps = 60 if parser.parse_args().quick else 3000
+num_steps = 60 if parser.parse_args().quick else 2000
 
 # The Friedman function of five inputs with noise of standard deviation 1.
 x, y = map(torch.from_numpy, simulate("friedman", 1000, seed=0, design="uniform", noise_std=1.0))

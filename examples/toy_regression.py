@@ -1,10 +1,10 @@
 """One input, a gap in the data: function draws, epistemic band, total band.
 
 The default model is a Gaussian process by random Fourier features whose 256 weights are
-``vec(W)`` of one structured 16 × 16 block: linear in ``g``, with a full-covariance posterior, so
-the ELBO is tight and the band knows where there are no data. ``--model mlp`` trains the paper's
-kind of network with a factorized posterior instead: it fits as well, but is too sure of itself in
-the gap, as mean-field networks are.
+``vec(W)`` of one structured 16 × 16 block. It is linear in ``g``, its covariance is not restricted,
+so the exact posterior is in the family, and the band knows where there are no data. ``--model mlp``
+trains the paper's kind of network with a factorized posterior instead: it follows the data too, but
+is too sure of itself in the gap, as such networks are.
 
     python examples/toy_regression.py [--model fourier|mlp] [--output FILE] [--quick]
 """

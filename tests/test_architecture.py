@@ -19,8 +19,8 @@ ROOT = Path(whvi.__file__).parent
 ROWS = [
     {"errors"},
     {"checks", "plan"},
-    {"transforms", "sampling"},
-    {"noise", "fused", "broadcasting", "product", "priors", "posteriors"},
+    {"transforms", "noise", "sampling"},
+    {"fused", "broadcasting", "product", "priors", "posteriors"},
     {"layers", "likelihoods", "predictive", "functions"},
     {"elbo", "training", "models", "modelfile"},
     {"estimators", "experiments", "plots"},

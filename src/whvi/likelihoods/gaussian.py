@@ -9,7 +9,7 @@ With standardised targets :math:`z = (y - \mu_y) / \sigma_y`,
 from __future__ import annotations
 
 import math
-from typing import final
+from typing import Any, cast, final
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from whvi.checks import check_positive
 from whvi.likelihoods.base import Likelihood, add_target_scaling, target_moments
 from whvi.predictive import Predictive
+from whvi.transforms.backend import is_tracing, is_transformed
 
 _HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
 MIN_NOISE_VARIANCE = 1e-8
@@ -35,6 +36,31 @@ def gaussian_log_prob(f: Tensor, z: Tensor, variance: Tensor, target_scale: Tens
     log_normaliser = torch.add(target_scale.log(), variance.log(), alpha=0.5)
     peak = torch.rsub(log_normaliser, -_HALF_LOG_2PI)
     return torch.addcdiv(peak, (f - z).square(), variance, value=-0.5)
+
+
+class _LogProb(torch.autograd.Function):
+    """:func:`gaussian_log_prob` of ``log σ²`` as one node: in training, nodes are what it costs."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, f: Tensor, log_noise_variance: Tensor, z: Tensor, target_scale: Tensor
+    ) -> Tensor:
+        ctx.save_for_backward(f, log_noise_variance, z, target_scale)
+        return gaussian_log_prob(f, z, log_noise_variance.exp() + MIN_NOISE_VARIANCE, target_scale)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
+        f, log_noise_variance, z, _ = ctx.saved_tensors
+        noise = log_noise_variance.exp()
+        variance = noise + MIN_NOISE_VARIANCE
+        residual = f - z
+        over_variance = residual / variance
+        grad_f = torch.mul(grads[0], over_variance).neg()
+        grad_noise = None
+        if ctx.needs_input_grad[1]:
+            excess = grads[0] * (over_variance * residual - 1)
+            grad_noise = excess.sum_to_size(noise.shape) * (0.5 * noise / variance)
+        return grad_f, grad_noise, None, None
 
 
 @final
@@ -73,8 +99,14 @@ class Gaussian(Likelihood):
         """See :meth:`Likelihood.log_prob`."""
         target_scale = self._per_row(self.target_scale)
         z = (self._aligned(f, y) - self._per_row(self.target_mean)) / target_scale
-        variance = self._per_row(self.log_noise_variance).exp() + MIN_NOISE_VARIANCE
-        return self._over_outputs(gaussian_log_prob(f, z.to(f.dtype), variance, target_scale))
+        z = z.to(f.dtype)
+        if is_tracing() or is_transformed() or z.requires_grad:
+            variance = self._per_row(self.log_noise_variance).exp() + MIN_NOISE_VARIANCE
+            return self._over_outputs(gaussian_log_prob(f, z, variance, target_scale))
+        log_noise_variance = self._per_row(self.log_noise_variance)
+        # apply() is not annotated in torch.
+        values = cast(Tensor, _LogProb.apply(f, log_noise_variance, z, target_scale))  # type: ignore[no-untyped-call]
+        return self._over_outputs(values)
 
     def predictive(self, f: Tensor) -> Predictive:
         """See :meth:`Likelihood.predictive`."""
