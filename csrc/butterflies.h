@@ -107,20 +107,20 @@ DEFINE_SHORT_ROWS(16)
 #endif
 
 /* Rows of two blocks: the top level while loading, the difference waiting in a small buffer. */
-#define SUM_AND_DIFFERENCE(i)                                        \
-  {                                                                  \
-    const V a = LOAD(src + (i) * LANES) * scale, b = LOAD(src + BLOCK + (i) * LANES) * scale; \
-    r[i] = a + b;                                                    \
-    waiting[i] = a - b;                                              \
+#define SUM_AND_DIFFERENCE(i)                                                 \
+  {                                                                           \
+    const V a = LOAD(src + (i) * LANES), b = LOAD(src + BLOCK + (i) * LANES); \
+    r[i] = a + b;                                                             \
+    waiting[i] = a - b;                                                       \
   }
 #define GET_WAITING(i) r[i] = waiting[i];
-static void NAME(double_rows)(const T *src, T *row, size_t rows, T factor, int around) {
+static void NAME(double_rows)(const T *src, T *row, size_t rows, T scale, int around) {
   const size_t stride = LANES;
-  const V scale = (V){0} + factor;
   for (size_t n = 0; n < rows; ++n, src += 2 * BLOCK, row += 2 * BLOCK) {
     V r[NREG], waiting[NREG];
     T *dst = row;
     EACH_BLOCK(SUM_AND_DIFFERENCE) IN_REGISTERS_BLOCK(r);
+    EACH_BLOCK(TIMES)
     if (around) {
       EACH_BLOCK(PUT_AROUND)
     } else {
@@ -128,6 +128,7 @@ static void NAME(double_rows)(const T *src, T *row, size_t rows, T factor, int a
     }
     dst += BLOCK;
     EACH_BLOCK(GET_WAITING) IN_REGISTERS_BLOCK(r);
+    EACH_BLOCK(TIMES)
     if (around) {
       EACH_BLOCK(PUT_AROUND)
     } else {

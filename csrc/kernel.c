@@ -282,6 +282,7 @@ static int choose_sums(Product *p) {
 }
 
 static int product(const Routines *f, Product *p, int backward, int64_t threads) {
+  if (p->replicas * p->draws * p->blocks * p->size == 0) return 0;
   choose_chunks(p);
   const int64_t problems = p->replicas * p->draws, tasks = problems * p->chunks;
   if (problems * p->rows * p->blocks * p->size < SERIAL_ELEMENTS) threads = 1;

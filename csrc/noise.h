@@ -134,7 +134,7 @@ INLINE void ISA_NAME(box_muller)(const U32 *radius_word, const U32 *angle_word, 
   ISA_NAME(radii)(radius_word, radius);
   SIDE_BY_SIDE {
     const U32 word = angle_word[i];
-    const F32 a = __builtin_convertvector((I32)(word << 2), F32) * 3.657291880143e-10f;
+    const F32 a = __builtin_convertvector((I32)(word << 2), F32) * 3.6572951981679e-10f;
     const F32 z = a * a;
     const F32 odd = (z * -1.9515295891e-4f + 8.3321608736e-3f) * z - 1.6666654611e-1f;
     const F32 even = (z * 2.443315711809948e-5f - 1.388731625493765e-3f) * z + 4.166664568298827e-2f;

@@ -9,7 +9,6 @@ from __future__ import annotations
 from math import prod
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
 from whvi.checks import is_power_of_two
@@ -101,10 +100,14 @@ def check_shapes(*shapes: Shape) -> Shape:
         raise ShapeError(f"all operands need the same last dimension, got {described}")
     if not is_power_of_two(size := sizes.pop()):
         raise ShapeError(f"the last dimension must be a power of two, got {size} in {described}")
-    try:
-        return tuple(torch.broadcast_shapes(*[shape[:-1] for shape in shapes]))
-    except RuntimeError as error:
-        raise ShapeError(f"leading axes do not broadcast: {described}") from error
+    leading: list[int] = []
+    longest = max(len(shape) for shape in shapes) - 1
+    for axis in range(-longest - 1, -1):
+        extents = {shape[axis] for shape in shapes if len(shape) >= -axis} - {1}
+        if len(extents) > 1:
+            raise ShapeError(f"leading axes do not broadcast: {described}")
+        leading.append(extents.pop() if extents else 1)
+    return tuple(leading)
 
 
 def _strides(shape: Shape, leading: Shape, size: int) -> list[int]:

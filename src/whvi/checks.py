@@ -41,6 +41,15 @@ def check_last_dim(name: str, x: Tensor, size: int) -> None:
         raise ShapeError(f"{name} must have shape (..., {size}), got {tuple(x.shape)}")
 
 
+def check_dtype(name: str, x: Tensor, like: Tensor) -> None:
+    """Refuse a tensor whose data type or device is not that of a layer's parameters."""
+    if x.dtype is not like.dtype or x.device != like.device:
+        raise ShapeError(
+            f"{name} is {x.dtype} on {x.device} but the layer is {like.dtype} on {like.device}; "
+            f"convert one of them, for example with .to({like.dtype})"
+        )
+
+
 def check_finite(name: str, x: Tensor) -> None:
     """Refuse NaN and infinity, naming the first offending position and value."""
     finite = torch.isfinite(x)

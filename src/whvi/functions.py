@@ -38,7 +38,9 @@ def is_per_replica(x: Tensor, batch_shape: tuple[int, ...]) -> bool:
 
 
 def check_rows(x: Tensor, batch_shape: tuple[int, ...]) -> None:
-    """Refuse a tensor that has no axis for rows or none for their features."""
+    """Refuse what is not a tensor, or has no axis for rows or none for their features."""
+    if not isinstance(x, Tensor):
+        raise ShapeError(f"x must be a torch.Tensor, got {type(x).__name__}; use torch.as_tensor")
     if x.dim() < 2:
         raise ShapeError(
             f"x must have shape (N, features) or (*batch_shape, N, features) with batch_shape "

@@ -111,7 +111,9 @@ def can_fuse(operands: Operands) -> bool:
         return False
     dtype = operands.x.dtype
     for t in operands:
-        if t is not None and not (t.dtype is dtype and t.is_cpu and type(t) in PLAIN_TYPES):
+        if t is None:
+            continue
+        if not (t.dtype is dtype and t.is_cpu and type(t) in PLAIN_TYPES and t.numel()):
             return False
     return True
 

@@ -12,7 +12,7 @@ import math
 import torch
 from torch import Tensor
 
-from whvi.transforms.backend import kernel
+from whvi.transforms.backend import is_tracing, kernel
 
 _SEED_LIMIT = 2**63 - 1
 
@@ -36,14 +36,15 @@ def normal_from_seed(
     it is that of a ``torch.Generator`` with this seed.
     """
     device = torch.device(device)
-    if kernel is None or device.type != "cpu":
+    if kernel is None or device.type != "cpu" or is_tracing():
         generator = torch.Generator(device).manual_seed(seed)
         return torch.randn(shape, generator=generator, dtype=dtype, device=device)
     native = torch.float64 if dtype == torch.float64 else torch.float32
-    out = torch.empty(shape, dtype=native)
-    threads = torch.get_num_threads()
-    kernel.normals(out.element_size(), threads, seed, 0, math.prod(shape), out.data_ptr())
-    return out.to(dtype)
+    with torch._C._DisableFuncTorch():  # a tensor with memory of its own, under torch.func too
+        out = torch.empty(shape, dtype=native)
+        threads = torch.get_num_threads()
+        kernel.normals(out.element_size(), threads, seed, 0, math.prod(shape), out.data_ptr())
+        return out if native is dtype else out.to(dtype)
 
 
 def standard_normal(

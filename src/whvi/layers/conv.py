@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from whvi.checks import check_positive_int
+from whvi.checks import check_dtype, check_positive_int
 from whvi.errors import ConfigError, ShapeError
 from whvi.layers.linear import Bias, Device
 from whvi.layers.meanfield import DenseGaussianWeight
@@ -164,6 +164,7 @@ class RandomConv(BayesianLayer):
         )
 
     def _check(self, x: Tensor) -> None:
+        check_dtype("input", x, self.weight.posterior.loc)
         n, axes = self.window.num_axes, len(self.batch_shape)
         expected = "(*batch_shape, ..., in_channels" + ", size" * n + ")"
         fits = x.dim() >= axes + 1 + n and x.shape[-1 - n] == self.in_channels

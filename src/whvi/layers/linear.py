@@ -7,12 +7,12 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
-from whvi.checks import check_last_dim, check_positive_int
+from whvi.checks import check_dtype, check_last_dim, check_positive_int
 from whvi.errors import ShapeError
 from whvi.layers.meanfield import DenseGaussianWeight
 from whvi.layers.protocol import BayesianLayer
 from whvi.layers.structured import StructuredWeight
-from whvi.layers.weights import Moments, Weight, lift
+from whvi.layers.weights import OutputMoments, Weight, WeightMoments, lift
 from whvi.posteriors import Posterior, PosteriorFactory, make_posterior
 from whvi.posteriors.diagonal import sum_of_kls
 from whvi.priors import EmpiricalBayesPrior, Prior, PriorFactory
@@ -129,11 +129,11 @@ class RandomLinear(BayesianLayer):
         """Draw a dense weight matrix, shape ``(*batch_shape, out_features, in_features)``."""
         return self.weight.sample(generator=generator)
 
-    def weight_moments(self) -> Moments:
+    def weight_moments(self) -> WeightMoments:
         """Return mean and covariance of ``vec(W)`` (row by row), for small layers."""
         return self.weight.moments()
 
-    def output_moments(self, x: Tensor) -> Moments:
+    def output_moments(self, x: Tensor) -> OutputMoments:
         """Return the exact mean and variance of the output, without sampling.
 
         Args:
@@ -146,13 +146,13 @@ class RandomLinear(BayesianLayer):
         self._check(x)
         mean, variance = self.weight.output_moments(x)
         if self.bias is None:
-            return Moments(mean, variance)
+            return OutputMoments(mean, variance)
         batch_ndim, inner_ndim = len(self.batch_shape), x.dim() - len(self.batch_shape) - 1
         mean = mean + lift(self.bias.draw((), MeanWeights()), batch_ndim, inner_ndim)
         if self.bias.posterior is not None:
             spread = self.bias.posterior.variance.squeeze(-2)
             variance = variance + lift(spread, batch_ndim, inner_ndim)
-        return Moments(mean, variance)
+        return OutputMoments(mean, variance)
 
     def extra_repr(self) -> str:
         """Show what ``torch.nn.Linear`` shows, and the replicas."""
@@ -162,6 +162,7 @@ class RandomLinear(BayesianLayer):
 
     def _check(self, x: Tensor) -> None:
         check_last_dim("input", x, self.in_features)
+        check_dtype("input", x, self.weight.posterior.loc)
         axes = len(self.batch_shape)
         if axes and tuple(x.shape[:axes]) != self.batch_shape:
             raise ShapeError(

@@ -67,7 +67,8 @@ class _LocalLinear(torch.autograd.Function):
         ctx: Any, x: Tensor, loc: Tensor, log_scale: Tensor, bias: Tensor | None, noise: Tensor
     ) -> Tensor:
         tensors = [t for t in (x, loc, log_scale, bias, noise) if t is not None]
-        ctx.in_kernel = loc.shape[-2] <= _KERNEL_OUTPUTS and all(map(kernel_takes, tensors))
+        same = all(t.dtype is x.dtype and kernel_takes(t) for t in tensors)
+        ctx.in_kernel = same and loc.shape[-2] <= _KERNEL_OUTPUTS
         run = _forward_in_kernel if ctx.in_kernel else _forward_in_torch
         y, variance, spread = run(x, loc, log_scale, bias, noise)
         ctx.save_for_backward(x, loc, log_scale, bias, noise, variance, spread)

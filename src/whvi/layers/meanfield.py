@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from whvi.layers.local import local_linear
-from whvi.layers.weights import Moments, Weight, lift
+from whvi.layers.weights import OutputMoments, Weight, WeightMoments, lift
 from whvi.noise import normal_from_seed
 from whvi.posteriors import DiagonalGaussian
 from whvi.priors import Prior, PriorFactory, make_prior
@@ -89,15 +89,15 @@ class DenseGaussianWeight(Weight):
         rows = x.flatten(batch_ndim, -2) if x.dim() > batch_ndim + 1 else x.unsqueeze(-2)
         return (rows @ matrix.transpose(-1, -2)).reshape(*x.shape[:-1], self.out_features)
 
-    def moments(self) -> Moments:
+    def moments(self) -> WeightMoments:
         """Return mean and (diagonal) covariance of ``vec(W)``."""
-        return Moments(
+        return WeightMoments(
             self.posterior.loc.flatten(-2), torch.diag_embed(self.posterior.variance.flatten(-2))
         )
 
-    def output_moments(self, x: Tensor) -> Moments:
+    def output_moments(self, x: Tensor) -> OutputMoments:
         """Return ``M x`` and ``V x²``."""
-        return Moments(
+        return OutputMoments(
             self._multiply_rows(x, self.posterior.loc),
             self._multiply_rows(x * x, self.posterior.variance),
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 
+import torch
 from torch import Tensor, nn
 
 from whvi.posteriors import Posterior
@@ -68,7 +69,6 @@ class ModelKL:
     def __init__(self, model: nn.Module) -> None:
         self._pairs: list[tuple[Posterior, Prior]] = []
         self._others: list[BayesianLayer] = []
-        self._model = model
         for layer in bayesian_layers(model):
             terms = layer.kl_terms()
             if terms is None:
@@ -82,7 +82,7 @@ class ModelKL:
         if self._pairs:
             terms.append(sum_of_kls(self._pairs))
         if not terms:
-            return next(self._model.parameters()).new_zeros(())
+            return torch.zeros(())
         total = terms[0]
         for term in terms[1:]:
             total = total + term

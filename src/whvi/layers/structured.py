@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from whvi.errors import ShapeError
 from whvi.layers.blocks import block_linear, noisy_block_linear
-from whvi.layers.weights import Moments, Weight, lift
+from whvi.layers.weights import OutputMoments, Weight, WeightMoments, lift
 from whvi.plan import BlockPlan
 from whvi.posteriors import DiagonalGaussian, PosteriorFactory, make_posterior
 from whvi.priors import Prior, PriorFactory, make_prior
@@ -130,7 +130,7 @@ class StructuredWeight(Weight):
         units = unit.expand(*self.batch_shape, K * D, K, D)
         return self._dense(units).flatten(-2).transpose(-1, -2)
 
-    def moments(self) -> Moments:
+    def moments(self) -> WeightMoments:
         """Return mean and covariance ``J Σ Jᵀ`` of ``vec(W)`` (Figure 1 of the paper)."""
         if self.plan.num_weights > _MOST_WEIGHTS:
             raise ShapeError(
@@ -141,9 +141,9 @@ class StructuredWeight(Weight):
         covariance = self.posterior.covariance()
         spread = torch.einsum("...wkd,...kde->...wke", jacobian, covariance)
         total = torch.einsum("...wke,...vke->...wv", spread, jacobian)
-        return Moments(self.mean().flatten(-2), total)
+        return WeightMoments(self.mean().flatten(-2), total)
 
-    def output_moments(self, x: Tensor) -> Moments:
+    def output_moments(self, x: Tensor) -> OutputMoments:
         r"""Return exact mean and variance of ``W x`` (equation 3), without sampling.
 
         With ``u = H(s2 x)`` and ``b[d] = Σ_k u_k u_{k^d} Σ[k, k^d]``, ``var(y_i)`` is
@@ -151,7 +151,7 @@ class StructuredWeight(Weight):
         """
         mean = self._multiply_given(x, None, self._mean())
         if self.plan.is_column:
-            return Moments(mean, self._column_variance(x))
+            return OutputMoments(mean, self._column_variance(x))
         batch_ndim, inner_ndim = len(self.batch_shape), x.dim() - len(self.batch_shape) - 1
         s1, s2 = (lift(v, batch_ndim, inner_ndim, 2) for v in (self.s1, self.s2))
         padded = functional.pad(x, (0, self.plan.block_size - self.in_features)).unsqueeze(-2)
@@ -167,7 +167,7 @@ class StructuredWeight(Weight):
             # column_features of a square with s1 = s2 = 1 is D**-0.5 H b
             spread = column_features(products.flatten(-2), ones, ones)
         variance = (s1.square() * spread).flatten(-2)[..., : self.out_features]
-        return Moments(mean, variance)
+        return OutputMoments(mean, variance)
 
     def _column_variance(self, x: Tensor) -> Tensor:
         batch_ndim, inner_ndim = len(self.batch_shape), x.dim() - len(self.batch_shape) - 1

@@ -19,11 +19,18 @@ from whvi.priors import Prior
 from whvi.sampling import LocalReparameterization, MeanWeights, Sampler, WeightDraws
 
 
-class Moments(NamedTuple):
-    """Mean and covariance, or mean and variance, of the same shape family."""
+class WeightMoments(NamedTuple):
+    """Mean ``(…, n)`` and covariance ``(…, n, n)`` of ``vec(W)``, ``n = out · in``."""
 
     mean: Tensor
     covariance: Tensor
+
+
+class OutputMoments(NamedTuple):
+    """Mean and (marginal) variance of an output, of one shape."""
+
+    mean: Tensor
+    variance: Tensor
 
 
 class Weight(nn.Module, ABC):
@@ -70,11 +77,11 @@ class Weight(nn.Module, ABC):
         return self.posterior.kl(self.prior)
 
     @abstractmethod
-    def moments(self) -> Moments:
+    def moments(self) -> WeightMoments:
         """Return mean ``(…, out·in)`` and covariance ``(…, out·in, out·in)`` of ``vec(W)``."""
 
     @abstractmethod
-    def output_moments(self, x: Tensor) -> Moments:
+    def output_moments(self, x: Tensor) -> OutputMoments:
         """Return exact mean and variance of ``W x``, each ``(*batch_shape, *inner, out)``."""
 
     @abstractmethod

@@ -59,6 +59,10 @@ def mlp(
     """
     if isinstance(hidden, int):
         raise ConfigError(f"hidden must be a sequence of widths such as ({hidden},), got {hidden}")
+    if isinstance(activation, nn.Module) or not callable(activation):
+        raise ConfigError(
+            f"activation must build a module, such as the class torch.nn.ReLU, got {activation!r}"
+        )
     widths = [in_features, *hidden]
     for width in (*widths, out_features):
         check_positive_int("every width", width)

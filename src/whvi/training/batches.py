@@ -188,6 +188,13 @@ def check_tensors(name: str, x: Tensor, y: Tensor, device: torch.device) -> None
         check_finite(part, tensor)
 
 
+def _described(data: object) -> str:
+    """Name what came: the types inside a tuple or list, else the type."""
+    if isinstance(data, tuple | list) and len(data) <= 4:
+        return f"({', '.join(type(part).__name__ for part in data)}) without num_data"
+    return f"{type(data).__name__} without num_data"
+
+
 def batch_source(
     data: Batch | Iterable[Batch],
     *,
@@ -201,7 +208,10 @@ def batch_source(
     pair = tensor_pair(data)
     if pair is None:
         if num_data is None:
-            raise ConfigError("an iterable of batches needs num_data, its number of rows")
+            raise ConfigError(
+                f"data must be a pair (x, y) of tensors, or an iterable of such pairs together "
+                f"with num_data, its number of rows; got {_described(data)}"
+            )
         return LoaderBatches(cast(Iterable[Batch], data), num_data, device)
     x, y = pair
     check_tensors("training", x, y, device)

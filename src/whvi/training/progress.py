@@ -47,7 +47,7 @@ def describe(record: StepRecord) -> str:
     log_lik, kl = _mean(record.expected_log_lik), _mean(record.kl)
     parts = [f"ELBO {log_lik - record.beta * kl:.5g}", f"KL {kl:.4g}"]
     if record.noise:
-        parts.append(f"noise {_mean(record.noise):.3g}")
+        parts.append(f"log noise {_mean(record.noise):.3g}")
     if record.validation is not None:
         parts.append(f"validation {_mean(record.validation):.4g}")
     return "  ".join(parts)

@@ -29,10 +29,10 @@ def _load() -> Backend:
         return Backend(None, "turned off by WHVI_KERNEL=0")
     try:
         import whvi.transforms._kernel as compiled
+    except ModuleNotFoundError:
+        return Backend(None, "not built: install a C compiler and install the package again")
     except ImportError as error:
-        return Backend(
-            None, f"not built or not loadable ({error}); install a C compiler and rebuild"
-        )
+        return Backend(None, f"not loadable: {error}")
     return Backend(compiled, "compiled kernel active")
 
 
@@ -46,8 +46,15 @@ def kernel_takes(x: Tensor) -> bool:
 
 
 def is_tracing() -> bool:
-    """Tell whether values are symbolic now: torch.compile or torch.export is looking on."""
-    return torch.compiler.is_compiling()
+    """Tell whether somebody writes down the operations: torch.compile, export, make_fx, jit.
+
+    Such a record would miss what the kernel does to memory by itself.
+    """
+    return (
+        torch.compiler.is_compiling()
+        or torch._C._len_torch_dispatch_stack() > 0
+        or torch._C._is_tracing()
+    )
 
 
 def is_transformed() -> bool:

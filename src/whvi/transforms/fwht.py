@@ -71,8 +71,9 @@ def _transform(x: Tensor, normalize: bool) -> Tensor:
     if x.dtype in _HALF_TYPES:
         return _transform(x.float(), normalize).to(x.dtype)
     if is_tracing():
-        use_plain = kernel is None or torch.compiler.is_exporting() or x.device.type != "cpu"
-        return fwht_plain(x, normalize) if use_plain else _operator(x, normalize)
+        compiling = torch.compiler.is_compiling() and not torch.compiler.is_exporting()
+        use_operator = compiling and kernel is not None and x.device.type == "cpu"
+        return _operator(x, normalize) if use_operator else fwht_plain(x, normalize)
     if is_transformed():
         return _Composable.apply(x, normalize)  # type: ignore[no-untyped-call, no-any-return]
     if not kernel_takes(x):
@@ -112,7 +113,8 @@ def _write(x: Tensor, out: Tensor, normalize: bool) -> Tensor:
     if direct and not shares_memory:
         _call_kernel(x, out, normalize)
         # the kernel wrote behind autograd's back: let saved-tensor checks notice
-        torch._C._autograd._unsafe_set_version_counter((out,), (out._version + 1,))
+        if not out.is_inference():
+            torch._C._autograd._unsafe_set_version_counter((out,), (out._version + 1,))
         return out
     return _copy_out(_transform(x, normalize), out)
 
