@@ -18,7 +18,16 @@ kernel = Extension(
     sources=["csrc/kernel.c"],
     depends=[
         f"csrc/{name}.h"
-        for name in ("isa", "noise", "element", "vectors", "butterflies", "product", "tasks", "gaussian")
+        for name in (
+            "isa",
+            "noise",
+            "element",
+            "vectors",
+            "butterflies",
+            "product",
+            "tasks",
+            "gaussian",
+        )
     ],
     define_macros=[("Py_LIMITED_API", "0x030A0000")],
     extra_compile_args=[] if sys.platform == "win32" else FLAGS + EXTRA_FLAGS,

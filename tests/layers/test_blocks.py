@@ -73,7 +73,7 @@ def test_fresh_g_for_every_row(
     s1, s2, bias = operands(plan, batch)
     x = normal(*batch, *inner, sizes[0], seed=5).requires_grad_()
     mean, log_scale = (normal(*batch, *plan.vector_shape, seed=s).requires_grad_() for s in (6, 7))
-    actual = noisy_block_linear(x, s1, (mean, log_scale), s2, bias, plan, seeded(3))
+    actual = noisy_block_linear(x, s1, (mean, log_scale), s2, bias, plan, draw_seed(seeded(3)))
     shape = (*batch, *inner, *plan.vector_shape)
     noise = normal_from_seed(shape, draw_seed(seeded(3)), dtype=DTYPE)
     every = (*batch, *(1,) * len(inner), *plan.vector_shape)

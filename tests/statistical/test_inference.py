@@ -229,7 +229,7 @@ def test_full_covariance_is_bayesian_linear_regression(sizes: tuple[int, int]) -
     covariance = torch.linalg.inv(precision).unsqueeze(1)
     variance = (features @ covariance * features).sum(-1)
     torch.testing.assert_close(moments.mean, expected_mean, rtol=0, atol=1e-10)
-    torch.testing.assert_close(moments.covariance, variance, rtol=0, atol=1e-10)
+    torch.testing.assert_close(moments.variance, variance, rtol=0, atol=1e-10)
 
 
 def test_mean_field_weights_of_one_output_are_the_factorized_regression() -> None:

@@ -23,7 +23,7 @@ from whvi.layers.meanfield import DenseGaussianWeight
 from whvi.layers.protocol import BayesianLayer
 from whvi.layers.structured import StructuredWeight
 from whvi.layers.weights import Weight, lift
-from whvi.sampling import current_sampler
+from whvi.sampling import WeightDraws, current_sampler
 
 Sizes = int | Sequence[int]
 _PADDING_MODES = {
@@ -130,7 +130,8 @@ class RandomConv(BayesianLayer):
         patches = self.window.patches(x.reshape(-1, *x.shape[-1 - n :]))
         positions = tuple(patches.shape[1 : 1 + n])
         # (*batch, *inner, *positions, groups, patch) -> groups next to the replicas
-        rows = patches.reshape(*self.batch_shape, *inner, *positions, self.groups, -1)
+        width = self.weight.in_features
+        rows = patches.reshape(*self.batch_shape, *inner, *positions, self.groups, width)
         rows = rows.movedim(-2, axes)
         y = self.weight.multiply(rows, None, current_sampler())
         y = y.movedim(axes, -2).flatten(-2)  # (*batch, *inner, *positions, out_channels)
@@ -173,6 +174,15 @@ class RandomConv(BayesianLayer):
                 f"input must have shape {expected} with batch_shape {self.batch_shape} and "
                 f"{self.in_channels} channels, got {tuple(x.shape)}"
             )
+        sampler = current_sampler()
+        if isinstance(sampler, WeightDraws) and sampler.num_samples is not None:
+            inner = x.shape[axes : -1 - n]
+            if not inner or inner[0] != sampler.num_samples:
+                raise ShapeError(
+                    f"with WeightDraws(num_samples={sampler.num_samples}) the input needs shape "
+                    f"(*batch_shape, {sampler.num_samples}, ..., in_channels{', size' * n}), "
+                    f"got {tuple(x.shape)}"
+                )
         padded = [s + sum(p) for s, p in zip(x.shape[-n:], self.window.padding, strict=True)]
         if any(size < reach for size, reach in zip(padded, self.window.reach, strict=True)):
             raise ShapeError(
@@ -270,7 +280,7 @@ def make_window(
 
 
 def _spread(name: str, value: Sizes, num_axes: int, least: int) -> tuple[int, ...]:
-    sizes = (value,) * num_axes if isinstance(value, int) else tuple(value)
+    sizes = tuple(value) if isinstance(value, Sequence) else (value,) * num_axes
     if len(sizes) != num_axes or any(not isinstance(s, int) or s < least for s in sizes):
         raise ConfigError(
             f"{name} must be one integer or {num_axes} of at least {least}, got {value!r}"

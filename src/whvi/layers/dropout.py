@@ -7,7 +7,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from whvi.errors import ConfigError
+from whvi.errors import ConfigError, ShapeError
 from whvi.layers.protocol import BayesianLayer
 from whvi.layers.weights import check_draws_axis, lift
 from whvi.sampling import LocalReparameterization, MeanWeights, current_sampler
@@ -38,6 +38,12 @@ class MCDropout(BayesianLayer):
 
     def forward(self, x: Tensor) -> Tensor:
         """Mask the last dimension of ``(*batch_shape, *inner, features)``."""
+        axes = len(self.batch_shape)
+        if x.dim() <= axes or tuple(x.shape[:axes]) != self.batch_shape:
+            raise ShapeError(
+                f"input of MCDropout with batch_shape {self.batch_shape} must have shape "
+                f"(*batch_shape, ..., features), got {tuple(x.shape)}"
+            )
         sampler = current_sampler()
         if self.p == 0 or isinstance(sampler, MeanWeights):
             return x

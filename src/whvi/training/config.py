@@ -21,14 +21,14 @@ class FitConfig:
         num_steps: Steps of Adam.
         batch_size: Rows per step and replica; a smaller data set is one batch.
         learning_rate: Peak step size.
-        warmup_steps: Steps of linear warm-up to that peak; -1: 200, but at most a tenth of
+        warmup_steps: Steps of linear warm-up to that peak; ``None``: 200, but at most a tenth of
             ``num_steps``.
         schedule: What follows: ``"cosine"`` falls to zero at ``num_steps``; or ``"constant"``.
         num_samples: Draws per row and step.
         beta: Weight of the KL. 1 is the ELBO; less is a tempered objective, not a bound.
         kl_warmup_steps: Steps over which the weight of the KL rises linearly to ``beta``.
         noise_hold_steps: First steps during which ``likelihood.noise_parameters()`` stay as
-            they are: a noise that adapts to an untrained mean hides the signal. -1: 500,
+            they are: a noise that adapts to an untrained mean hides the signal. ``None``: 500,
             but at most a quarter of ``num_steps``.
         max_grad_norm: Clip each replica's gradient (of the objective per datum) to this norm.
         ema_decay: Decay of an exponential moving average of the weights, which the model then
@@ -45,12 +45,12 @@ class FitConfig:
     num_steps: int = 8000
     batch_size: int = 32
     learning_rate: float = 1e-2
-    warmup_steps: int = -1
+    warmup_steps: int = None  # type: ignore[assignment]  # a number once made
     schedule: Schedule = "cosine"
     num_samples: int = 1
     beta: float = 1.0
     kl_warmup_steps: int = 0
-    noise_hold_steps: int = -1
+    noise_hold_steps: int = None  # type: ignore[assignment]  # likewise
     max_grad_norm: float | None = None
     ema_decay: float | None = None
     eval_every: int = 250
@@ -80,7 +80,7 @@ class FitConfig:
             raise ConfigError(f"seed must be an integer, got {self.seed!r}")
 
     def _set_default(self, name: str, value: int) -> None:
-        if getattr(self, name) == -1:
+        if getattr(self, name) is None:
             object.__setattr__(self, name, value)
 
     def as_dict(self) -> dict[str, int | float | str | None]:

@@ -41,7 +41,7 @@ def hadamard_matrix(
 
 def fwht_plain(x: Tensor, normalize: bool) -> Tensor:
     """Transform the last dimension of ``x`` by matrix products: differentiable, any device."""
-    size = x.shape[-1]
+    size = int(x.shape[-1])  # torch.jit.trace hands out sizes as tensors
     sides = _sides(size)
     result = x.reshape(-1, sides[-1]) @ _side_matrix(sides[-1], x)
     right = sides[-1]
