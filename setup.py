@@ -26,6 +26,7 @@ kernel = Extension(
             "butterflies",
             "product",
             "tasks",
+            "exponential",
             "gaussian",
         )
     ],

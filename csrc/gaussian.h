@@ -18,7 +18,7 @@ static double NAME(diagonal_kl)(const void *location, const void *log_scales, in
   return 0.5 * ((square / *variance) + (double)n * (log(*variance) - 1)) - log_volume;
 }
 
-/* Its gradients times `grad`: loc / variance and scale^2 / variance - 1. */
+/* Add its gradients times `grad`: loc / variance and scale^2 / variance - 1. */
 static void NAME(diagonal_kl_backward)(const void *location, const void *log_scales, int64_t n,
                                        double variance, double grad, void *to_loc, void *to_scale) {
   const T *loc = location, *log_scale = log_scales;
@@ -26,8 +26,8 @@ static void NAME(diagonal_kl_backward)(const void *location, const void *log_sca
   const T factor = (T)(grad / variance), minus = (T)grad;
   for (int64_t i = 0; i < n; ++i) {
     const T scale = EXP(log_scale[i]);
-    grad_loc[i] = loc[i] * factor;
-    grad_log_scale[i] = scale * scale * factor - minus;
+    grad_loc[i] += loc[i] * factor;
+    grad_log_scale[i] += scale * scale * factor - minus;
   }
 }
 

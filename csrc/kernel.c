@@ -35,6 +35,7 @@ typedef struct {
   int64_t g_r, g_s, g_n, g_k;
   int64_t s2_r, s2_s, s2_k;
   int64_t bias_r;
+  int64_t log_scale; /* whether `scale` holds the logarithm of the standard deviation */
   uint64_t seed;
   void *eps; /* (replicas, draws, rows, blocks, size): the noise kept, or NULL: made again */
   void *y;   /* the output, or (backward) the gradient that came in */
@@ -296,7 +297,8 @@ static int product(const Routines *f, Product *p, int backward, int64_t threads)
   team.task = f->backward_task;
   int status = run_team(product_task, &team, tasks, scratch, threads);
   team.task = f->reduce_task;
-  if (!status && p->partials) status = run_team(product_task, &team, problems, 0, threads);
+  if (!status && (p->partials || p->log_scale))
+    status = run_team(product_task, &team, problems, scratch, threads);
   free(p->partials);
   return status;
 }
@@ -340,7 +342,7 @@ static PyObject *py_fwht(PyObject *self, PyObject *const *args, Py_ssize_t count
 
 #define POINTER(value) ((void *)(intptr_t)(value))
 
-/* element_bytes, threads, address of the layout (sizes, then strides of x, s1, g, s2, y, bias),
+/* element_bytes, threads, address of the layout (sizes, strides of x, s1, g, s2, y, bias, log_scale),
  * seed, then pointers to x, s1, g, s2, scale, bias, noise, y and, backward, to the gradients of
  * x, s1, g, s2, scale, bias; 0 where there is none. */
 static PyObject *run_product(PyObject *const *args, Py_ssize_t count, int backward) {
@@ -355,7 +357,7 @@ static PyObject *run_product(PyObject *const *args, Py_ssize_t count, int backwa
       .g_r = t[13], .g_s = t[14], .g_n = t[15], .g_k = t[16],
       .s2_r = t[17], .s2_s = t[18], .s2_k = t[19],
       .y_r = t[20], .y_s = t[21], .y_n = t[22], .y_k = t[23],
-      .bias_r = t[24],
+      .bias_r = t[24], .log_scale = t[25],
       .seed = (uint64_t)v[3],
       .x = POINTER(v[4]), .s1 = POINTER(v[5]), .g = POINTER(v[6]), .s2 = POINTER(v[7]),
       .scale = POINTER(v[8]), .bias = POINTER(v[9]), .eps = POINTER(v[10]), .y = POINTER(v[11]),
@@ -399,7 +401,7 @@ static PyObject *py_diagonal_kl(PyObject *self, PyObject *const *args, Py_ssize_
 }
 
 /* diagonal_kl_backward(element_bytes, replicas, n, loc, log_scale, variances, grads, grad_loc,
- * grad_log_scale); variances and grads are doubles, one per replica */
+ * grad_log_scale): adds to the gradients; variances and grads are doubles, one per replica */
 static PyObject *py_diagonal_kl_backward(PyObject *self, PyObject *const *args, Py_ssize_t count) {
   int64_t v[9];
   (void)self;

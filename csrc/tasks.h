@@ -7,11 +7,14 @@
 
 /* Entries to allocate for one task. */
 static size_t NAME(scratch_entries)(const Product *a) {
-  return (size_t)(a->size * 6 + (a->scale && !a->eps ? a->blocks * a->size : 0));
+  const int64_t width = a->blocks * a->size;
+  return (size_t)(a->size * 6 + (a->scale && !a->eps ? width : 0) + (a->log_scale ? width : 0));
 }
 
 typedef struct {
   T *work, *x, *y, *g, *sum_x, *eps; /* scratch rows; work has two, eps one per block */
+  const T *scale;                    /* of block 0; the next block is scale_k away */
+  int64_t scale_k;
   int64_t r, s, problem, begin, end;
 } NAME(task);
 
@@ -24,6 +27,14 @@ static NAME(task) NAME(open_task)(const Product *a, int64_t index, T *memory) {
   t.r = t.problem / a->draws, t.s = t.problem % a->draws;
   t.begin = chunk * a->chunk_rows;
   t.end = t.begin + a->chunk_rows < a->rows ? t.begin + a->chunk_rows : a->rows;
+  t.scale = a->scale ? (const T *)a->scale + t.r * a->g_r + t.s * a->g_s : NULL;
+  t.scale_k = a->g_k;
+  if (a->log_scale) {
+    T *scales = t.eps + (a->eps ? 0 : a->blocks * size);
+    for (int64_t k = 0; k < a->blocks; ++k)
+      NAME(exponentials)(t.scale + k * a->g_k, size, scales + k * size);
+    t.scale = scales, t.scale_k = size;
+  }
   /* the padding of inputs and of gradients */
   if (a->in_features < size) memset(t.x, 0, (size_t)size * sizeof(T));
   if (a->out_features % size) memset(t.y, 0, (size_t)size * sizeof(T));
@@ -61,7 +72,7 @@ INLINE const T *NAME(gain)(const Product *a, const NAME(task) * t, int64_t n, in
   const int64_t at = t->r * a->g_r + t->s * a->g_s + n * a->g_n + k * a->g_k;
   const T *mean = (const T *)a->g + at;
   if (!a->scale) return mean;
-  const T *scale = (const T *)a->scale + at;
+  const T *scale = t->scale + k * t->scale_k;
   const T *noise = eps + k * a->size;
   for (int64_t i = 0; i < a->size; ++i) t->g[i] = mean[i] + scale[i] * noise[i];
   return t->g;
@@ -152,7 +163,6 @@ static void NAME(backward_task)(const Product *a, int64_t index, void *memory) {
 /* Pairwise sum of the chunks of one problem, then out to the gradients. */
 static void NAME(reduce_task)(const Product *a, int64_t problem, void *memory) {
   const int64_t length = a->blocks * a->size, first = problem * a->chunks;
-  (void)memory;
   for (int kind = 0; kind < NUM_SUMS; ++kind) {
     if (!a->wanted[kind] || a->direct[kind]) continue;
     for (int64_t step = 1; step < a->chunks; step *= 2)
@@ -164,5 +174,13 @@ static void NAME(reduce_task)(const Product *a, int64_t problem, void *memory) {
     const int64_t width = kind == INTO_BIAS ? a->out_features : length;
     memcpy((T *)a->wanted[kind] + problem * width, NAME(sum_of)(a, first, kind, 0),
            (size_t)width * sizeof(T));
+  }
+  if (a->log_scale) { /* d scale / d log scale = scale */
+    const T *log_scale = (const T *)a->scale + problem / a->draws * a->g_r + problem % a->draws * a->g_s;
+    T *grad = (T *)a->grad_scale + problem * length, *scale = memory;
+    for (int64_t k = 0; k < a->blocks; ++k, grad += a->size) {
+      NAME(exponentials)(log_scale + k * a->g_k, a->size, scale);
+      for (int64_t i = 0; i < a->size; ++i) grad[i] *= scale[i];
+    }
   }
 }

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from whvi.checks import check_positive_int
 from whvi.errors import ShapeError
+from whvi.layers.chain import Chain
 from whvi.layers.protocol import bayesian_layers
 from whvi.sampling import LocalReparameterization, MeanWeights, WeightDraws, sampling
 
@@ -54,7 +55,7 @@ def row_axis(x: Tensor, batch_shape: tuple[int, ...]) -> int:
 
 
 def local_function_values(
-    model: nn.Module,
+    model: nn.Module | Chain,
     x: Tensor,
     batch_shape: tuple[int, ...],
     num_samples: int,
@@ -62,9 +63,13 @@ def local_function_values(
 ) -> Tensor:
     """Run ``model`` with fresh weights for every row: ``f (*batch_shape, S, N, out)``.
 
-    ``x`` is ``(N, ...)`` or ``(*batch_shape, N, ...)``; nothing is checked here.
+    ``x`` is ``(N, ...)`` or ``(*batch_shape, N, ...)``; nothing is checked here. A
+    :class:`~whvi.layers.chain.Chain` gives the same values as the model it was made of.
     """
-    with sampling(LocalReparameterization(generator)):
+    sampler = LocalReparameterization(generator)
+    if isinstance(model, Chain):
+        return model(_with_draws(x, batch_shape, num_samples), sampler)
+    with sampling(sampler):
         if _rows_are_features(x, batch_shape):
             values: Tensor = model(_with_draws(x, batch_shape, num_samples))
             return values

@@ -76,7 +76,7 @@ class Call:
         log_scale: Whether ``operands.scale`` holds the logarithm of the scale.
     """
 
-    __slots__ = ("address", "composition", "fold", "keeps_noise", "layout", "log_scale", "table")
+    __slots__ = ("address", "composition", "fold", "keeps_noise", "layout", "table")
 
     def __init__(
         self,
@@ -87,10 +87,10 @@ class Call:
         log_scale: bool = False,
     ) -> None:
         strides = (*layout.x, *layout.s1, *layout.g, *layout.s2, *layout.y, layout.bias)
-        self.table = array("q", (*layout.sizes, *strides))  # in the order that kernel.c reads
+        # in the order that kernel.c reads
+        self.table = array("q", (*layout.sizes, *strides, int(log_scale)))
         self.address = self.table.buffer_info()[0]
         self.layout, self.composition, self.fold = layout, composition, fold
-        self.log_scale = log_scale
         self.keeps_noise = math.prod(layout.noise_shape) <= _KEPT_NOISE
 
 
@@ -123,61 +123,59 @@ def fused_product(operands: Operands, call: Call, seed: int = 0) -> Tensor:
     if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in operands):
         y: Tensor = _apply(*operands, call, seed)
         return y
+    return product_forward(operands, call, seed, False)[0]
+
+
+def product_forward(
+    operands: Operands, call: Call, seed: int, keep_noise: bool
+) -> tuple[Tensor, Tensor | None]:
+    """Run the kernel outside autograd; return the output and, if kept, the noise."""
+    noise = None
+    if operands.scale is not None and keep_noise and call.keeps_noise:
+        noise = operands.x.new_empty(call.layout.noise_shape)
     y = operands.x.new_empty(call.layout.out_shape)
-    _run(_FORWARD, call, seed, (*operands, None, y), ())
-    return y
+    _run(_FORWARD, call, seed, (*operands, noise, y), ())
+    return y, noise
+
+
+def product_backward(
+    operands: Operands, call: Call, seed: int, noise: Tensor | None, grad: Tensor, wants_x: bool
+) -> list[Gradient]:
+    """Return the gradients of all operands, outside autograd; that of ``x`` only if wanted."""
+    shapes = call.layout.grad_shapes
+    make = operands.x.new_empty
+    gradients: list[Gradient] = [
+        make(shapes[0]) if wants_x else None,
+        make(shapes[1]),
+        make(shapes[2]),
+        make(shapes[3]),
+        None if operands.scale is None else make(shapes[4]),
+        None if operands.bias is None else make(shapes[5]),
+    ]
+    _run(_BACKWARD, call, seed, (*operands, noise, grad), gradients)
+    return gradients if call.fold is None else call.fold(gradients)
 
 
 class _Fused(torch.autograd.Function):
-    # Written for few steps, not for beauty: at batch 64 and width 128 this file costs more time
-    # than the arithmetic.
-
     @staticmethod
-    def forward(
-        ctx: Any,
-        x: Tensor,
-        s1: Tensor,
-        g: Tensor,
-        s2: Tensor,
-        scale: Tensor | None,
-        bias: Tensor | None,
-        call: Call,
-        seed: int,
-    ) -> Tensor:
-        noise = None
-        if scale is not None and call.keeps_noise:
-            noise = x.new_empty(call.layout.noise_shape)
-        ctx.save_for_backward(x, s1, g, s2, scale, bias, noise)
+    def forward(ctx: Any, *args: Any) -> Tensor:
+        call, seed = args[6:]
+        y, noise = product_forward(Operands(*args[:6]), call, seed, True)
+        ctx.save_for_backward(*args[:6], noise)
         ctx.call_and_seed = call, seed
-        y = x.new_empty(call.layout.out_shape)
-        _run(_FORWARD, call, seed, (x, s1, g, s2, scale, bias, noise, y), ())
         return y
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
-        x, s1, g, s2, scale, bias, noise = ctx.saved_tensors
-        call: Call
+        *tensors, noise = ctx.saved_tensors
+        operands = Operands(*tensors)
         call, seed = ctx.call_and_seed
         if torch.is_grad_enabled():
-            operands = Operands(x, s1, g, s2, scale, bias)
             found = _backward_by_composition(call, seed, operands, noise, grads[0])
-            return (*found, None, None)
-        shapes = call.layout.grad_shapes
-        gradients: list[Gradient] = [
-            x.new_empty(shapes[0]) if ctx.needs_input_grad[0] else None,
-            x.new_empty(shapes[1]),
-            x.new_empty(shapes[2]),
-            x.new_empty(shapes[3]),
-            None if scale is None else x.new_empty(shapes[4]),
-            None if bias is None else x.new_empty(shapes[5]),
-        ]
-        tensors = (x, s1, g, s2, scale, bias, noise, grads[0])
-        used_scale = _run(_BACKWARD, call, seed, tensors, gradients)
-        if call.log_scale and gradients[4] is not None and used_scale is not None:
-            gradients[4].mul_(used_scale)  # d scale / d log scale = scale
-        if call.fold is not None:
-            gradients = call.fold(gradients)
-        return (*gradients, None, None)
+        else:
+            wants_x = ctx.needs_input_grad[0]
+            found = product_backward(operands, call, seed, noise, grads[0], wants_x)
+        return (*found, None, None)
 
 
 # Function.apply without its search for torch.func wrappers: can_fuse has excluded them
@@ -192,8 +190,8 @@ def _run(
     seed: int,
     tensors: tuple[Tensor | None, ...],
     results: Sequence[Gradient],
-) -> Tensor | None:
-    """Call the kernel; return the scale that it used.
+) -> None:
+    """Call the kernel.
 
     Args:
         function: ``product_forward`` or ``product_backward`` of the kernel.
@@ -202,14 +200,10 @@ def _run(
         results: Where gradients go.
     """
     ready = [None if t is None else t.contiguous() for t in tensors]
-    scale = ready[4]
-    if call.log_scale and scale is not None:
-        ready[4] = scale = scale.exp()
     pointers = [0 if t is None else t.data_ptr() for t in ready]
     targets = [0 if t is None else t.data_ptr() for t in results]
     element_bytes = 4 if tensors[-1].dtype is torch.float32 else 8  # type: ignore[union-attr]
     function(element_bytes, torch.get_num_threads(), call.address, seed, *pointers, *targets)
-    return scale
 
 
 def _backward_by_composition(

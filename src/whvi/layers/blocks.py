@@ -73,7 +73,7 @@ def noisy_block_linear(
 def _run(operands: Operands, plan: BlockPlan, seed: int) -> Tensor:
     batch_ndim = operands.s1.dim() - 2
     if can_fuse(operands):
-        call = _call(
+        call = prepared_call(
             operands.x.shape, operands.g.shape, batch_ndim, plan, operands.scale is not None
         )
         return fused_product(operands, call, seed)
@@ -106,8 +106,8 @@ def _compose(axes: _Axes, plan: BlockPlan, operands: Operands, noise: Tensor | N
 
 
 @lru_cache(maxsize=4096)
-def _call(x: Shape, g: Shape, batch_ndim: int, plan: BlockPlan, noisy: bool) -> Call:
-    """Prepare the kernel call for inputs of these shapes."""
+def prepared_call(x: Shape, g: Shape, batch_ndim: int, plan: BlockPlan, noisy: bool) -> Call:
+    """Prepare the kernel call for inputs of these shapes; ``noisy``: with a log-scale."""
     axes = _axes(x, g, batch_ndim)
     per_row = not axes.rows and bool(axes.draws)
     R = prod(axes.batch)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from whvi.transforms.backend import is_tracing, is_transformed, kernel, kernel_takes
 
-_KERNEL_OUTPUTS = 4
+KERNEL_OUTPUTS = 4
 
 
 def local_linear(
@@ -68,8 +68,8 @@ class _LocalLinear(torch.autograd.Function):
     ) -> Tensor:
         tensors = [t for t in (x, loc, log_scale, bias, noise) if t is not None]
         same = all(t.dtype is x.dtype and kernel_takes(t) for t in tensors)
-        ctx.in_kernel = same and loc.shape[-2] <= _KERNEL_OUTPUTS
-        run = _forward_in_kernel if ctx.in_kernel else _forward_in_torch
+        ctx.in_kernel = same and loc.shape[-2] <= KERNEL_OUTPUTS
+        run = forward_in_kernel if ctx.in_kernel else _forward_in_torch
         y, variance, spread = run(x, loc, log_scale, bias, noise)
         ctx.save_for_backward(x, loc, log_scale, bias, noise, variance, spread)
         return y
@@ -83,7 +83,7 @@ class _LocalLinear(torch.autograd.Function):
             found = iter(torch.autograd.grad(y, inputs, grads[0], create_graph=True))
             wanted = [t is not None and t.requires_grad for t in (x, loc, log_scale, bias)]
             return (*[next(found) if w else None for w in wanted], None)
-        run = _backward_in_kernel if ctx.in_kernel else _backward_in_torch
+        run = backward_in_kernel if ctx.in_kernel else _backward_in_torch
         saved = (x, loc, log_scale, bias, noise, variance, spread)
         return (*run(saved, grads[0], ctx.needs_input_grad[0]), None)
 
@@ -132,9 +132,10 @@ def _pointers(*tensors: Tensor | None) -> list[int]:
     return [0 if t is None else t.data_ptr() for t in tensors]
 
 
-def _forward_in_kernel(
+def forward_in_kernel(
     x: Tensor, loc: Tensor, log_scale: Tensor, bias: Tensor | None, noise: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
+    """Return y, the variances of the weights and the spreads of the outputs, in one call."""
     assert kernel is not None  # the caller has asked kernel_takes
     x, loc, log_scale, noise = (t.contiguous() for t in (x, loc, log_scale, noise))
     bias = None if bias is None else bias.contiguous()
@@ -144,9 +145,10 @@ def _forward_in_kernel(
     return y, variance, spread
 
 
-def _backward_in_kernel(
+def backward_in_kernel(
     saved: tuple[Any, ...], grad_y: Tensor, wants_x: bool
 ) -> tuple[Tensor | None, ...]:
+    """Return the gradients of x (if wanted), loc, log_scale and bias, in one call."""
     assert kernel is not None  # forward ran in it
     ready: list[Any] = [None if t is None else t.contiguous() for t in saved]
     x, loc, log_scale, bias, noise, variance, spread = ready

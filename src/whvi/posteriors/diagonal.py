@@ -193,7 +193,7 @@ def _gradients_in_kernel(
     gradients: list[Tensor | None] = []
     for i, (loc, log_scale) in enumerate(zip(tensors[::3], tensors[1::3], strict=True)):
         loc, log_scale = loc.contiguous(), log_scale.contiguous()
-        to_loc, to_scale = torch.empty_like(loc), torch.empty_like(loc)
+        to_loc, to_scale = torch.zeros_like(loc), torch.zeros_like(loc)
         kernel.diagonal_kl_backward(
             loc.element_size(), replicas, loc.shape[-2] * loc.shape[-1],
             loc.data_ptr(), log_scale.data_ptr(), variances[i].data_ptr(), grads.data_ptr(),

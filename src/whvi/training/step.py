@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from whvi.elbo import Elbo, elbo_of_values
 from whvi.functions import local_function_values
+from whvi.layers.chain import Chain
 from whvi.layers.protocol import ModelKL
 from whvi.likelihoods import Likelihood
 from whvi.training.config import FitConfig
@@ -78,6 +79,7 @@ class Stepper:
         self._state, self._config = state, config
         self._num_data = num_data
         self._kl = ModelKL(model)
+        self._chain = Chain.of(model)
         self._parameters = list(state.parameters.values())
         self._finite = FiniteCheck(state.device)
         self._distributed = ranks.world_size > 1
@@ -101,7 +103,7 @@ class Stepper:
         state, config, step = self._state, self._config, self._state.step
         self.hold.update(step)
         f = local_function_values(
-            self._model, x, state.batch_shape, config.num_samples, state.generator
+            self._chain or self._model, x, state.batch_shape, config.num_samples, state.generator
         )
         result = elbo_of_values(
             self._likelihood, f, y, self._kl(),

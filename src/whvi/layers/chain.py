@@ -1,0 +1,169 @@
+r"""A perceptron by local reparameterization as one autograd node.
+
+At the paper's sizes (width 128, batch 64) a training step spends more time between operations than
+in them. A :class:`Chain` runs the layers of an ``nn.Sequential`` one after the other inside a
+single node, with the same kernels, the same noise and so the same bits as the layers would.
+"""
+
+from __future__ import annotations
+
+from typing import Any, cast, final
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from whvi.fused import Operands, product_backward, product_forward
+from whvi.layers.blocks import prepared_call
+from whvi.layers.linear import MeanFieldLinear, RandomLinear, WHVILinear
+from whvi.layers.local import KERNEL_OUTPUTS, backward_in_kernel, forward_in_kernel
+from whvi.layers.structured import StructuredWeight
+from whvi.noise import normal_from_seed
+from whvi.posteriors import DiagonalGaussian
+from whvi.sampling import LocalReparameterization
+from whvi.transforms.backend import kernel_takes
+
+Kept = tuple[Any, ...]
+
+
+@final
+class _StructuredLink:
+    """``WHVILinear`` with a diagonal posterior and a deterministic bias, or none."""
+
+    def __init__(self, layer: WHVILinear) -> None:
+        weight = cast(StructuredWeight, layer.weight)
+        posterior = cast(DiagonalGaussian, weight.posterior)
+        self._plan, self._batch_ndim = weight.plan, len(layer.batch_shape)
+        bias = None if layer.bias is None else layer.bias.value
+        # in the order of Operands after x
+        self.parameters = [weight.s1, posterior.loc, weight.s2, posterior.log_scale, bias]
+
+    def forward(self, x: Tensor, sampler: LocalReparameterization) -> tuple[Tensor, Kept]:
+        loc = cast(Tensor, self.parameters[1])
+        call = prepared_call(x.shape, loc.shape, self._batch_ndim, self._plan, True)
+        seed = sampler.next_seed()
+        operands = Operands(x, *self.parameters)  # type: ignore[arg-type]  # bias may be None
+        y, noise = product_forward(operands, call, seed, True)
+        return y, (x, call, seed, noise)
+
+    def backward(self, kept: Kept, grad: Tensor, wants_x: bool) -> list[Tensor | None]:
+        x, call, seed, noise = kept
+        operands = Operands(x, *self.parameters)  # type: ignore[arg-type]  # bias may be None
+        return product_backward(operands, call, seed, noise, grad, wants_x)
+
+
+@final
+class _DenseLink:
+    """``MeanFieldLinear`` of few outputs."""
+
+    def __init__(self, layer: MeanFieldLinear) -> None:
+        posterior = cast(DiagonalGaussian, layer.weight.posterior)
+        bias = None if layer.bias is None else layer.bias.value
+        self.parameters = [posterior.loc, posterior.log_scale, bias]
+        self._out_features = layer.out_features
+
+    def forward(self, x: Tensor, sampler: LocalReparameterization) -> tuple[Tensor, Kept]:
+        shape = (*x.shape[:-1], self._out_features)
+        noise = normal_from_seed(shape, sampler.next_seed(), dtype=x.dtype)
+        loc, log_scale, bias = self.parameters
+        y, variance, spread = forward_in_kernel(x, loc, log_scale, bias, noise)  # type: ignore[arg-type]
+        return y, (x, loc, log_scale, bias, noise, variance, spread)
+
+    def backward(self, kept: Kept, grad: Tensor, wants_x: bool) -> list[Tensor | None]:
+        return list(backward_in_kernel(kept, grad, wants_x))
+
+
+@final
+class _ReluLink:
+    """``max(x, 0)``, written over the output of the layer before it."""
+
+    parameters: tuple[()] = ()
+
+    def forward(self, x: Tensor, sampler: LocalReparameterization) -> tuple[Tensor, Kept]:
+        return x.clamp_min_(0), (x,)
+
+    def backward(self, kept: Kept, grad: Tensor, wants_x: bool) -> list[Tensor | None]:
+        return [torch.ops.aten.threshold_backward(grad, kept[0], 0)]
+
+
+Link = _StructuredLink | _DenseLink | _ReluLink
+
+
+@final
+class Chain:
+    """The layers of a model, ready to run as one node; see :meth:`of`."""
+
+    def __init__(self, links: list[Link], first: RandomLinear) -> None:
+        self.links = links
+        self.first = first
+        self.parameters = [p for link in links for p in link.parameters]
+
+    @classmethod
+    def of(cls, model: nn.Module) -> Chain | None:
+        """Return the chain of a plain ``nn.Sequential`` that the kernel can run, else ``None``."""
+        if type(model) is not nn.Sequential or not len(model) or _has_hooks(model):
+            return None
+        links = [_link(module) for module in model]
+        if not all(links) or not isinstance(model[0], RandomLinear):
+            return None
+        chain = cls(cast(list[Link], links), model[0])
+        dtype = chain.first.weight.posterior.loc.dtype
+        given = [p for p in chain.parameters if p is not None]
+        usable = all(kernel_takes(p) and p.dtype is dtype and p.is_contiguous() for p in given)
+        return chain if usable else None
+
+    def __call__(self, x: Tensor, sampler: LocalReparameterization) -> Tensor:
+        """Return what the model would give for ``x (*batch_shape, *inner, in)``."""
+        self.first._check(x)
+        # apply() is not annotated in torch.
+        return cast(Tensor, _ChainFunction.apply(self, sampler, x, *self.parameters))  # type: ignore[no-untyped-call]
+
+
+def _has_hooks(model: nn.Module) -> bool:
+    return any(
+        module._forward_hooks or module._forward_pre_hooks or module._backward_hooks
+        for module in model.modules()
+    )
+
+
+def _link(module: nn.Module) -> Link | None:
+    if type(module) is nn.ReLU:
+        return _ReluLink()
+    if not isinstance(module, RandomLinear):
+        return None
+    if module.bias is not None and module.bias.value is None:
+        return None
+    if not isinstance(module.weight.posterior, DiagonalGaussian):
+        return None
+    if isinstance(module, WHVILinear):
+        column = cast(StructuredWeight, module.weight).plan.is_column
+        return None if column else _StructuredLink(module)
+    if isinstance(module, MeanFieldLinear) and module.out_features <= KERNEL_OUTPUTS:
+        return _DenseLink(module)
+    return None
+
+
+class _ChainFunction(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, chain: Chain, sampler: LocalReparameterization, x: Tensor, *parameters: Tensor
+    ) -> Tensor:
+        ctx.chain, ctx.kept = chain, []
+        for link in chain.links:
+            x, kept = link.forward(x, sampler)
+            ctx.kept.append(kept)
+        return x
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+        gradients: list[Tensor | None] = []
+        last = len(ctx.chain.links) - 1
+        for i, (link, kept) in enumerate(
+            zip(reversed(ctx.chain.links), reversed(ctx.kept), strict=True)
+        ):
+            wants_x = i < last or ctx.needs_input_grad[2]
+            to_x, *to_parameters = link.backward(kept, grad, wants_x)
+            gradients = to_parameters + gradients
+            grad = cast(Tensor, to_x)
+        return (None, None, grad, *gradients)

@@ -1,0 +1,119 @@
+"""A chain gives the bits of the layers it was made of, and refuses to be made of anything else."""
+
+from __future__ import annotations
+
+import copy
+from functools import partial
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import whvi
+from whvi.layers.chain import Chain
+from whvi.layers.linear import MeanFieldLinear, WHVILinear
+from whvi.sampling import LocalReparameterization, sampling
+from whvi.transforms.backend import kernel
+
+needs_kernel = pytest.mark.skipif(kernel is None, reason="a chain needs the compiled kernel")
+
+
+def seeded() -> LocalReparameterization:
+    return LocalReparameterization(torch.Generator().manual_seed(3))
+
+
+def values_and_gradients(run, model: nn.Module, x: Tensor) -> list[Tensor]:
+    model.zero_grad()
+    y = run(x)
+    (y * torch.linspace(-1, 1, y.numel(), dtype=y.dtype).view(y.shape)).sum().backward()
+    return [y.detach(), *[p.grad.clone() for p in model.parameters()]]
+
+
+@needs_kernel
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("batch_shape", [(), (3,)])
+@pytest.mark.parametrize("sizes", [(5, (16, 8), 1), (13, (128, 128), 2), (3, (20,), 1), (4, (), 3)])
+def test_same_bits_as_the_layers(sizes, batch_shape, dtype) -> None:
+    model = whvi.mlp(*sizes, batch_shape=batch_shape, dtype=dtype)
+    x = torch.randn(*batch_shape, 2, 7, sizes[0], dtype=dtype)
+    chain = Chain.of(model)
+    assert chain is not None
+
+    def by_layers(x: Tensor) -> Tensor:
+        with sampling(seeded()):
+            return model(x)
+
+    before = x.clone()
+    ours = values_and_gradients(lambda x: chain(x, seeded()), model, x)
+    theirs = values_and_gradients(by_layers, model, x)
+    assert torch.equal(x, before)
+    for one, other in zip(ours, theirs, strict=True):
+        assert torch.equal(one, other)
+
+
+@needs_kernel
+def test_gradient_of_the_input_and_no_second_derivative() -> None:
+    model = whvi.mlp(5, (8,), 1, dtype=torch.float64)
+    x = torch.randn(4, 5, dtype=torch.float64, requires_grad=True)
+    chain = Chain.of(model)
+    assert chain is not None
+    assert torch.autograd.gradcheck(lambda x: chain(x, seeded()), x)
+    (grad,) = torch.autograd.grad(chain(x, seeded()).sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="does not require grad"):
+        grad.sum().backward()
+
+
+@needs_kernel
+def test_frozen_parameters_get_no_gradient() -> None:
+    model = whvi.mlp(5, (8,), 1)
+    model[0].weight.s1.requires_grad_(False)
+    chain = Chain.of(model)
+    assert chain is not None
+    chain(torch.randn(4, 5), seeded()).sum().backward()
+    assert model[0].weight.s1.grad is None
+    assert model[0].weight.s2.grad is not None
+
+
+def hooked() -> nn.Module:
+    model = whvi.mlp(5, (8,), 1)
+    model[0].register_forward_hook(lambda *_: None)
+    return model
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        pytest.param(nn.Linear(5, 1), id="no sequence"),
+        pytest.param(nn.Sequential(nn.Linear(5, 8), nn.ReLU()), id="plain layers"),
+        pytest.param(nn.Sequential(), id="empty"),
+        pytest.param(nn.Sequential(nn.ReLU(), WHVILinear(5, 8)), id="input written over"),
+        pytest.param(whvi.mlp(5, (8,), 1, activation=nn.Tanh), id="other activation"),
+        pytest.param(whvi.mlp(5, (8,), 9), id="many outputs"),
+        pytest.param(whvi.mlp(5, (8,), 1, layer=partial(WHVILinear, posterior="full")), id="full"),
+        pytest.param(whvi.mlp(5, (8,), 1, last_layer=WHVILinear), id="column"),
+        pytest.param(
+            whvi.mlp(5, (8,), 1, last_layer=partial(MeanFieldLinear, bias_posterior="diagonal")),
+            id="random bias",
+        ),
+        pytest.param(hooked(), id="hooks"),
+        pytest.param(whvi.mlp(5, (8,), 1, dtype=torch.bfloat16), id="bfloat16"),
+    ],
+)
+def test_other_models_have_no_chain(model: nn.Module) -> None:
+    assert Chain.of(model) is None
+
+
+@needs_kernel
+def test_a_fit_is_the_same_with_and_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    start = whvi.mlp(3, (8,), 1)
+    x, y = torch.randn(50, 3), torch.randn(50)
+    config = whvi.FitConfig(num_steps=30, batch_size=16)
+    trained = []
+    for chained in (True, False):
+        model, likelihood = copy.deepcopy(start), whvi.likelihoods.Gaussian()
+        if not chained:
+            monkeypatch.setattr(Chain, "of", classmethod(lambda cls, model: None))
+        whvi.fit(model, likelihood, (x, y), config=config)
+        trained.append([*model.state_dict().values(), *likelihood.state_dict().values()])
+    assert all(torch.equal(a, b) for a, b in zip(*trained, strict=True))
