@@ -129,7 +129,7 @@ FLOORS = [
         Floor("memory", {"quantity": "time"}, f"2^{power + 1}", f"2^{power}", at_most=2.3)
         for power in range(16, 21)
     ],
-    Floor("training", {"width": 128, "replicas": 1}, "whvi", "nn.Linear", at_most=1.3),
-    Floor("training", {"width": 1024, "replicas": 1}, "whvi", "nn.Linear", at_most=0.1),
+    Floor("training", {"width": 128, "replicas": 1}, "whvi.fit", "nn.Linear", at_most=1.3),
+    Floor("training", {"width": 1024, "replicas": 1}, "whvi.fit", "nn.Linear", at_most=0.1),
     Floor("training", {"width": 128, "replicas": 20}, "one of 20", "one alone", at_most=0.2),
 ]

@@ -31,7 +31,7 @@ def cells(effort: Effort, quick: bool) -> Iterator[Cell]:
     for width in _WIDTHS:
         yield timed_cell({"width": width, "replicas": 1}, _rivals(width), effort)
     for width in _WIDTHS:
-        rivals = {"one alone": _whvi(width), "one of 20": _whvi(width, (NUM_REPLICAS,))}
+        rivals = {"one alone": _fit_step(width), "one of 20": _fit_step(width, (NUM_REPLICAS,))}
         yield timed_cell({"width": width, "replicas": NUM_REPLICAS}, rivals, effort)
 
 
@@ -47,7 +47,8 @@ def missing() -> str:
 
 def _rivals(width: int) -> dict[str, Rival | str]:
     return {
-        "whvi": _whvi(width),
+        "whvi.fit": _fit_step(width),
+        "whvi.elbo": _whvi(width),
         "nn.Linear": _point_estimate(width),
         "mean field (whvi)": _mean_field(width),
         "bayesian-torch": _bayesian_torch(width),
@@ -73,12 +74,34 @@ def _step(loss: Callable[[], Tensor], parameters: list[nn.Parameter], parts: int
 
 
 def _whvi(width: int, batch_shape: tuple[int, ...] = ()) -> Rival:
-    """Build structured hidden layers and a last layer by mean field, as the paper does."""
+    """Build the same network in a user's own loop: elbo, backward, Adam."""
     from whvi.layers.linear import MeanFieldLinear, WHVILinear
 
     hidden = partial(WHVILinear, batch_shape=batch_shape)
     last = partial(MeanFieldLinear, batch_shape=batch_shape)
     return _elbo_step(_network(hidden, last, width), batch_shape)
+
+
+def _fit_step(width: int, batch_shape: tuple[int, ...] = ()) -> Rival:
+    """Build one step of ``whvi.fit``: objective, backward pass, guards and Adam."""
+    import whvi
+    from whvi.likelihoods import Gaussian
+    from whvi.training.distributed import current_ranks
+    from whvi.training.state import TrainingState
+    from whvi.training.step import Stepper
+
+    model = whvi.mlp(_IN_FEATURES, (width, width), 1, batch_shape=batch_shape)
+    likelihood = Gaussian(1, batch_shape=batch_shape)
+    config = whvi.FitConfig(num_steps=1_000_000, batch_size=_BATCH, noise_hold_steps=0)
+    ranks = current_ranks()
+    state = TrainingState(model, likelihood, config, ranks)
+    stepper = Stepper(model, likelihood, state, config, ranks, _NUM_DATA)
+    x, y = torch.randn(*batch_shape, _BATCH, _IN_FEATURES), torch.randn(*batch_shape, _BATCH)
+
+    def call() -> None:
+        stepper.take(x, y)
+
+    return Rival(call, parts=batch_shape[0] if batch_shape else 1)
 
 
 def _mean_field(width: int) -> Rival:

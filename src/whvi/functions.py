@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from whvi.checks import check_positive_int
 from whvi.errors import ShapeError
-from whvi.layers.chain import Chain
 from whvi.layers.protocol import bayesian_layers
 from whvi.sampling import LocalReparameterization, MeanWeights, WeightDraws, sampling
 
@@ -55,7 +54,7 @@ def row_axis(x: Tensor, batch_shape: tuple[int, ...]) -> int:
 
 
 def local_function_values(
-    model: nn.Module | Chain,
+    model: nn.Module,
     x: Tensor,
     batch_shape: tuple[int, ...],
     num_samples: int,
@@ -63,15 +62,11 @@ def local_function_values(
 ) -> Tensor:
     """Run ``model`` with fresh weights for every row: ``f (*batch_shape, S, N, out)``.
 
-    ``x`` is ``(N, ...)`` or ``(*batch_shape, N, ...)``; nothing is checked here. A
-    :class:`~whvi.layers.chain.Chain` gives the same values as the model it was made of.
+    ``x`` is ``(N, ...)`` or ``(*batch_shape, N, ...)``; nothing is checked here.
     """
-    sampler = LocalReparameterization(generator)
-    if isinstance(model, Chain):
-        return model(_with_draws(x, batch_shape, num_samples), sampler)
-    with sampling(sampler):
+    with sampling(LocalReparameterization(generator)):
         if _rows_are_features(x, batch_shape):
-            values: Tensor = model(_with_draws(x, batch_shape, num_samples))
+            values: Tensor = model(with_draws(x, batch_shape, num_samples))
             return values
         rows = _with_replicas(x, batch_shape)
         return torch.stack([model(rows) for _ in range(num_samples)], dim=len(batch_shape))
@@ -106,7 +101,7 @@ def draw_functions(
     k = len(batch_shape)
     if _rows_are_features(x, batch_shape):
         with sampling(WeightDraws(num_samples, generator)):
-            parts = [model(_with_draws(chunk, batch_shape, num_samples)) for chunk in chunks]
+            parts = [model(with_draws(chunk, batch_shape, num_samples)) for chunk in chunks]
         return torch.cat(parts, dim=k + 1)
     draws = []
     for _ in range(num_samples):
@@ -142,7 +137,7 @@ def _with_replicas(x: Tensor, batch_shape: tuple[int, ...]) -> Tensor:
     return x.expand(*batch_shape, *x.shape)
 
 
-def _with_draws(x: Tensor, batch_shape: tuple[int, ...], num_samples: int) -> Tensor:
+def with_draws(x: Tensor, batch_shape: tuple[int, ...], num_samples: int) -> Tensor:
     """``(*batch_shape, S, N, in)``: a stride-0 draws axis before the rows."""
     if x.dim() > 2:
         x = x.unsqueeze(-3)

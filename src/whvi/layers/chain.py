@@ -2,7 +2,7 @@ r"""A perceptron by local reparameterization as one autograd node.
 
 At the paper's sizes (width 128, batch 64) a training step spends more time between operations than
 in them. A :class:`Chain` runs the layers of an ``nn.Sequential`` one after the other inside a
-single node, with the same kernels, the same noise and so the same bits as the layers would.
+single node, and forms their KL there too, with the same kernels and the same noise as the layers.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from whvi.layers.local import KERNEL_OUTPUTS, backward_in_kernel, forward_in_ker
 from whvi.layers.structured import StructuredWeight
 from whvi.noise import normal_from_seed
 from whvi.posteriors import DiagonalGaussian
+from whvi.posteriors.diagonal import add_kl_gradients, kl_in_kernel
+from whvi.priors import EmpiricalBayesPrior, FixedPrior
 from whvi.sampling import LocalReparameterization
 from whvi.transforms.backend import kernel_takes
 
@@ -37,6 +39,8 @@ class _StructuredLink:
         bias = None if layer.bias is None else layer.bias.value
         # in the order of Operands after x
         self.parameters = [weight.s1, posterior.loc, weight.s2, posterior.log_scale, bias]
+        self.random = (1, 3)  # where loc and log_scale stand among them
+        self.prior = weight.prior
 
     def forward(self, x: Tensor, sampler: LocalReparameterization) -> tuple[Tensor, Kept]:
         loc = cast(Tensor, self.parameters[1])
@@ -60,6 +64,8 @@ class _DenseLink:
         posterior = cast(DiagonalGaussian, layer.weight.posterior)
         bias = None if layer.bias is None else layer.bias.value
         self.parameters = [posterior.loc, posterior.log_scale, bias]
+        self.random = (0, 1)
+        self.prior = layer.weight.prior
         self._out_features = layer.out_features
 
     def forward(self, x: Tensor, sampler: LocalReparameterization) -> tuple[Tensor, Kept]:
@@ -97,6 +103,10 @@ class Chain:
         self.links = links
         self.first = first
         self.parameters = [p for link in links for p in link.parameters]
+        self.layers = [link for link in links if not isinstance(link, _ReluLink)]
+        self.priors = [layer.prior for layer in self.layers]
+        self.locs = [cast(Tensor, layer.parameters[layer.random[0]]) for layer in self.layers]
+        self.log_scales = [cast(Tensor, layer.parameters[layer.random[1]]) for layer in self.layers]
 
     @classmethod
     def of(cls, model: nn.Module) -> Chain | None:
@@ -112,11 +122,12 @@ class Chain:
         usable = all(kernel_takes(p) and p.dtype is dtype and p.is_contiguous() for p in given)
         return chain if usable else None
 
-    def __call__(self, x: Tensor, sampler: LocalReparameterization) -> Tensor:
-        """Return what the model would give for ``x (*batch_shape, *inner, in)``."""
+    def __call__(self, x: Tensor, sampler: LocalReparameterization) -> tuple[Tensor, Tensor]:
+        """Return what the model would give for ``x (*batch_shape, *inner, in)``, and its KL."""
         self.first._check(x)
         # apply() is not annotated in torch.
-        return cast(Tensor, _ChainFunction.apply(self, sampler, x, *self.parameters))  # type: ignore[no-untyped-call]
+        values = _ChainFunction.apply(self, sampler, x, *self.parameters)  # type: ignore[no-untyped-call]
+        return cast(tuple[Tensor, Tensor], values)
 
 
 def _has_hooks(model: nn.Module) -> bool:
@@ -135,6 +146,8 @@ def _link(module: nn.Module) -> Link | None:
         return None
     if not isinstance(module.weight.posterior, DiagonalGaussian):
         return None
+    if not isinstance(module.weight.prior, EmpiricalBayesPrior | FixedPrior):
+        return None
     if isinstance(module, WHVILinear):
         column = cast(StructuredWeight, module.weight).plan.is_column
         return None if column else _StructuredLink(module)
@@ -147,23 +160,29 @@ class _ChainFunction(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, chain: Chain, sampler: LocalReparameterization, x: Tensor, *parameters: Tensor
-    ) -> Tensor:
+    ) -> tuple[Tensor, Tensor]:
         ctx.chain, ctx.kept = chain, []
         for link in chain.links:
             x, kept = link.forward(x, sampler)
             ctx.kept.append(kept)
-        return x
+        kl, ctx.variances = kl_in_kernel(chain.priors, chain.locs, chain.log_scales)
+        return x, kl
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+    def backward(ctx: Any, grad: Tensor, grad_kl: Tensor) -> tuple[Any, ...]:
+        chain: Chain = ctx.chain
         gradients: list[Tensor | None] = []
-        last = len(ctx.chain.links) - 1
-        for i, (link, kept) in enumerate(
-            zip(reversed(ctx.chain.links), reversed(ctx.kept), strict=True)
-        ):
-            wants_x = i < last or ctx.needs_input_grad[2]
-            to_x, *to_parameters = link.backward(kept, grad, wants_x)
+        into: list[tuple[Tensor, Tensor]] = []
+        last = len(chain.links) - 1
+        for i in range(last, -1, -1):
+            link = chain.links[i]
+            wants_x = i > 0 or ctx.needs_input_grad[2]
+            to_x, *to_parameters = link.backward(ctx.kept[i], grad, wants_x)
             gradients = to_parameters + gradients
+            if not isinstance(link, _ReluLink):
+                loc, log_scale = link.random
+                into.insert(0, cast(Any, (to_parameters[loc], to_parameters[log_scale])))
             grad = cast(Tensor, to_x)
+        add_kl_gradients(grad_kl, chain.locs, chain.log_scales, ctx.variances, into)
         return (None, None, grad, *gradients)

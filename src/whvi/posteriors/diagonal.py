@@ -130,11 +130,13 @@ class _SumOfKLs(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, priors: Sequence[Prior], *tensors: Any) -> Tensor:
         ctx.priors = priors
-        ctx.in_kernel = all(t is not None and kernel_takes(t) for t in _pairs(tensors)) and all(
-            t is None for t in tensors[2::3]
-        )
-        run = _sum_in_kernel if ctx.in_kernel else _sum_in_torch
-        total, kept = run(priors, tensors)
+        locs, log_scales, log_variances = tensors[::3], tensors[1::3], tensors[2::3]
+        fixed = all(t is None for t in log_variances)
+        ctx.in_kernel = fixed and all(map(kernel_takes, (*locs, *log_scales)))
+        if ctx.in_kernel:
+            total, kept = kl_in_kernel(priors, locs, log_scales)
+        else:
+            total, kept = _sum_in_torch(priors, locs, log_scales), []
         ctx.save_for_backward(*tensors, *kept)
         return total
 
@@ -142,9 +144,14 @@ class _SumOfKLs(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
         count = 3 * len(ctx.priors)
         tensors, kept = ctx.saved_tensors[:count], ctx.saved_tensors[count:]
-        if ctx.in_kernel and not torch.is_grad_enabled():
-            return (None, *_gradients_in_kernel(grads[0], tensors, kept))
         gradients: list[Tensor | None] = []
+        if ctx.in_kernel and not torch.is_grad_enabled():
+            locs, log_scales = tensors[::3], tensors[1::3]
+            into = [(torch.zeros_like(loc), torch.zeros_like(loc)) for loc in locs]
+            add_kl_gradients(grads[0], locs, log_scales, kept, into)
+            for to_loc, to_scale in into:
+                gradients += [to_loc, to_scale, None]
+            return (None, *gradients)
         for i, prior in enumerate(ctx.priors):
             loc, log_scale, log_variance = tensors[3 * i : 3 * i + 3]
             # with create_graph=True intermediates carry gradients too: compute them again
@@ -153,54 +160,60 @@ class _SumOfKLs(torch.autograd.Function):
         return (None, *gradients)
 
 
-def _pairs(tensors: Sequence[Any]) -> list[Any]:
-    """``loc`` and ``log_scale`` of every triple."""
-    return [t for i, t in enumerate(tensors) if i % 3 < 2]
-
-
-def _sum_in_torch(priors: Sequence[Prior], tensors: Sequence[Any]) -> tuple[Tensor, list[Tensor]]:
+def _sum_in_torch(
+    priors: Sequence[Prior], locs: Sequence[Tensor], log_scales: Sequence[Tensor]
+) -> Tensor:
     terms = []
-    for prior, loc, log_scale in zip(priors, tensors[::3], tensors[1::3], strict=True):
+    for prior, loc, log_scale in zip(priors, locs, log_scales, strict=True):
         _, mean_square = _moments(loc, log_scale)
         terms.append(prior.kl(mean_square, log_scale.sum((-2, -1)), loc.shape[-2] * loc.shape[-1]))
-    return torch.stack(terms).sum(0) if len(terms) > 1 else terms[0], []
+    return torch.stack(terms).sum(0) if len(terms) > 1 else terms[0]
 
 
-def _sum_in_kernel(priors: Sequence[Prior], tensors: Sequence[Any]) -> tuple[Tensor, list[Tensor]]:
-    """Add up the terms in float64; keep the prior variances ``λ``, one per term and replica."""
+def kl_in_kernel(
+    priors: Sequence[Prior], locs: Sequence[Tensor], log_scales: Sequence[Tensor]
+) -> tuple[Tensor, list[Tensor]]:
+    """Return the sum of KLs, formed in float64, and the prior variances ``λ`` of each term.
+
+    Outside autograd; priors are fixed or empirical Bayes, tensors such that the kernel takes them.
+    """
     assert kernel is not None  # the caller has asked kernel_takes
-    batch_shape = tensors[0].shape[:-2]
+    batch_shape = locs[0].shape[:-2]
     replicas = math.prod(batch_shape)
     total, *variances = torch.zeros(len(priors) + 1, replicas, dtype=torch.float64).unbind()
-    for variance, prior in zip(variances, priors, strict=True):
+    for prior, variance, loc, log_scale in zip(priors, variances, locs, log_scales, strict=True):
         if isinstance(prior, FixedPrior):
             variance.fill_(prior.fixed_variance)
-    for i, (loc, log_scale) in enumerate(zip(tensors[::3], tensors[1::3], strict=True)):
         loc, log_scale = loc.contiguous(), log_scale.contiguous()
         kernel.diagonal_kl(
             loc.element_size(), replicas, loc.shape[-2] * loc.shape[-1],
-            loc.data_ptr(), log_scale.data_ptr(), variances[i].data_ptr(), total.data_ptr(),
+            loc.data_ptr(), log_scale.data_ptr(), variance.data_ptr(), total.data_ptr(),
         )  # fmt: skip
-    return total.to(tensors[0].dtype).view(batch_shape), variances
+    return total.to(locs[0].dtype).view(batch_shape), variances
 
 
-def _gradients_in_kernel(
-    grad: Tensor, tensors: Sequence[Any], variances: Sequence[Tensor]
-) -> list[Tensor | None]:
+def add_kl_gradients(
+    grad: Tensor,
+    locs: Sequence[Tensor],
+    log_scales: Sequence[Tensor],
+    variances: Sequence[Tensor],
+    into: Sequence[tuple[Tensor, Tensor]],
+) -> None:
+    """Add the gradients of :func:`kl_in_kernel` times ``grad (*batch_shape)`` to ``into``.
+
+    ``into`` has a pair for ``loc`` and ``log_scale`` of each term, contiguous.
+    """
     assert kernel is not None  # forward ran in it
     grads = grad.double().contiguous()
-    replicas = grads.numel()
-    gradients: list[Tensor | None] = []
-    for i, (loc, log_scale) in enumerate(zip(tensors[::3], tensors[1::3], strict=True)):
+    for loc, log_scale, variance, (to_loc, to_scale) in zip(
+        locs, log_scales, variances, into, strict=True
+    ):
         loc, log_scale = loc.contiguous(), log_scale.contiguous()
-        to_loc, to_scale = torch.zeros_like(loc), torch.zeros_like(loc)
         kernel.diagonal_kl_backward(
-            loc.element_size(), replicas, loc.shape[-2] * loc.shape[-1],
-            loc.data_ptr(), log_scale.data_ptr(), variances[i].data_ptr(), grads.data_ptr(),
+            loc.element_size(), grads.numel(), loc.shape[-2] * loc.shape[-1],
+            loc.data_ptr(), log_scale.data_ptr(), variance.data_ptr(), grads.data_ptr(),
             to_loc.data_ptr(), to_scale.data_ptr(),
         )  # fmt: skip
-        gradients += [to_loc, to_scale, None]
-    return gradients
 
 
 def _gradients(

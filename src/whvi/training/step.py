@@ -9,10 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from whvi.elbo import Elbo, elbo_of_values
-from whvi.functions import local_function_values
+from whvi.functions import local_function_values, with_draws
 from whvi.layers.chain import Chain
 from whvi.layers.protocol import ModelKL
 from whvi.likelihoods import Likelihood
+from whvi.sampling import LocalReparameterization
 from whvi.training.config import FitConfig
 from whvi.training.distributed import Ranks, average_gradients, unmanaged_parameters
 from whvi.training.guards import (
@@ -100,15 +101,12 @@ class Stepper:
         Returns:
             The objective before the step, and whether any process was told to stop.
         """
-        state, config, step = self._state, self._config, self._state.step
+        config, step = self._config, self._state.step
         self.hold.update(step)
-        f = local_function_values(
-            self._chain or self._model, x, state.batch_shape, config.num_samples, state.generator
-        )
+        f, kl = self._values(x)
         result = elbo_of_values(
-            self._likelihood, f, y, self._kl(),
-            num_data=self._num_data, beta=kl_weight(config, step),
-        )  # fmt: skip
+            self._likelihood, f, y, kl, num_data=self._num_data, beta=kl_weight(config, step)
+        )
         loss = result.value.sum() * (-1 / self._num_data)
         loss.backward()
         if self._distributed:
@@ -121,6 +119,16 @@ class Stepper:
         if good is not None:
             self._check_moments()
         return result, stop
+
+    def _values(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Function values by local reparameterization and the KL, in one node where possible."""
+        batch_shape, num_samples = self._state.batch_shape, self._config.num_samples
+        generator = self._state.generator
+        if self._chain is not None:
+            rows = with_draws(x, batch_shape, num_samples)
+            return self._chain(rows, LocalReparameterization(generator))
+        f = local_function_values(self._model, x, batch_shape, num_samples, generator)
+        return f, self._kl()
 
     def _guard(self, loss: Tensor, result: Elbo, gradients: list[Tensor]) -> None:
         """Refuse a step whose objective or gradients are not finite, before it is taken."""
