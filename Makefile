@@ -31,8 +31,10 @@ format: $(STAMP)
 	$(PY) -m ruff format .
 	$(PY) -m ruff check --fix .
 
+# the packages to compare with; a benchmark says so if one is absent
 bench: $(STAMP)
-	$(PY) -m benchmarks
+	-$(PY) -m pip install --quiet --no-deps hadamard-transform bayesian-torch
+	$(PY) -m benchmarks $(BENCH_OPTIONS)
 
 nightly: $(STAMP)
 	$(PY) -m pytest -n $(TEST_JOBS) -m "nightly or not nightly"

@@ -5,24 +5,42 @@
  * sum over many rows keeps its digits.
  */
 
-/* Entries to allocate for one task. */
-static size_t NAME(scratch_entries)(const Product *a) {
-  const int64_t width = a->blocks * a->size;
-  return (size_t)(a->size * 6 + (a->scale && !a->eps ? width : 0) + (a->log_scale ? width : 0));
-}
-
 typedef struct {
-  T *work, *x, *y, *g, *sum_x, *eps; /* scratch rows; work has two, eps one per block */
-  const T *scale;                    /* of block 0; the next block is scale_k away */
+  T *work, *x, *y, *g, *sum_x, *eps, *scales; /* scratch rows, NULL where not needed */
+  const T *scale;                             /* of block 0; the next block is scale_k away */
   int64_t scale_k;
   int64_t r, s, problem, begin, end;
 } NAME(task);
 
+/* Lay scratch rows out from `memory` on; returns how many entries they take. A long row wants as
+ * little as possible: memory that is mapped afresh at every call costs more than the arithmetic. */
+static size_t NAME(lay_out)(const Product *a, T *memory, NAME(task) * t) {
+  const size_t size = (size_t)a->size, width = size * (size_t)a->blocks;
+  const int padded = a->in_features < a->size, trimmed = a->out_features % a->size != 0;
+  T **const rows[] = {&t->work, &t->x, &t->y, &t->g, &t->sum_x, &t->eps, &t->scales};
+  const size_t wanted[] = {2 * size,
+                           padded ? size : 0,
+                           trimmed ? size : 0,
+                           a->scale ? size : 0,
+                           padded || !a->grad_x ? size : 0,
+                           a->scale && !a->eps ? width : 0,
+                           a->log_scale ? width : 0};
+  size_t used = 0;
+  for (size_t i = 0; i < sizeof wanted / sizeof *wanted; used += wanted[i++])
+    *rows[i] = memory && wanted[i] ? memory + used : NULL;
+  return used;
+}
+
+/* Entries to allocate for one task. */
+static size_t NAME(scratch_entries)(const Product *a) {
+  NAME(task) t;
+  return NAME(lay_out)(a, NULL, &t);
+}
+
 static NAME(task) NAME(open_task)(const Product *a, int64_t index, T *memory) {
   const int64_t size = a->size, chunk = index % a->chunks;
   NAME(task) t;
-  t.work = memory, t.x = memory + 2 * size, t.y = memory + 3 * size, t.g = memory + 4 * size;
-  t.sum_x = memory + 5 * size, t.eps = memory + 6 * size;
+  NAME(lay_out)(a, memory, &t);
   t.problem = index / a->chunks;
   t.r = t.problem / a->draws, t.s = t.problem % a->draws;
   t.begin = chunk * a->chunk_rows;
@@ -30,10 +48,9 @@ static NAME(task) NAME(open_task)(const Product *a, int64_t index, T *memory) {
   t.scale = a->scale ? (const T *)a->scale + t.r * a->g_r + t.s * a->g_s : NULL;
   t.scale_k = a->g_k;
   if (a->log_scale) {
-    T *scales = t.eps + (a->eps ? 0 : a->blocks * size);
     for (int64_t k = 0; k < a->blocks; ++k)
-      NAME(exponentials)(t.scale + k * a->g_k, size, scales + k * size);
-    t.scale = scales, t.scale_k = size;
+      NAME(exponentials)(t.scale + k * a->g_k, size, t.scales + k * size);
+    t.scale = t.scales, t.scale_k = size;
   }
   /* the padding of inputs and of gradients */
   if (a->in_features < size) memset(t.x, 0, (size_t)size * sizeof(T));
