@@ -47,6 +47,7 @@ INLINE F32 ISA_NAME(sqrt_lanes)(F32 a) {
 INLINE void ISA_NAME(key_schedule)(uint64_t seed, U64 keys[10][2]) {
   const U64 zero = {0};
   uint32_t k0 = (uint32_t)seed, k1 = (uint32_t)(seed >> 32);
+#pragma GCC unroll 10
   for (int round = 0; round < 10; ++round, k0 += 0x9E3779B9u, k1 += 0xBB67AE85u) {
     keys[round][0] = zero + k0;
     keys[round][1] = zero + k1;
@@ -79,8 +80,9 @@ INLINE void ISA_NAME(philox)(const U64 counter[2], const U64 keys[10][2], U64 wo
 /* The words of `groups` groups; word w of a group holds its places 16 w .. 16 w + 15. */
 static __attribute__((noinline)) void ISA_NAME(words)(uint64_t seed, uint64_t first, size_t groups,
                                                       uint32_t *out) {
+  static const uint64_t numbers[8] = {0, 1, 2, 3, 4, 5, 6, 7};
   U64 lane, keys[10][2];
-  for (int i = 0; i < LANES64; ++i) lane[i] = (uint64_t)i;
+  memcpy(&lane, numbers, sizeof lane);
   ISA_NAME(key_schedule)(seed, keys);
   for (size_t group = 0; group < groups; ++group, out += GROUP)
 #pragma GCC unroll 4

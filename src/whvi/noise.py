@@ -37,7 +37,8 @@ def normal_from_seed(
     """
     device = torch.device(device)
     if kernel is None or device.type != "cpu" or is_tracing():
-        generator = torch.Generator(device).manual_seed(seed)
+        # torch's CPU generator looks at the low 32 bits of a seed only: let the others count too
+        generator = torch.Generator(device).manual_seed(seed ^ (seed >> 32))
         return torch.randn(shape, generator=generator, dtype=dtype, device=device)
     native = torch.float64 if dtype == torch.float64 else torch.float32
     with torch._C._DisableFuncTorch():  # a tensor with memory of its own, under torch.func too
