@@ -160,6 +160,7 @@ def _layout(axes: list[_Axis], roles: list[int], size: int, out_shape: Shape) ->
     rows, vectors = (*sizes[:3], 1, size), (*sizes[:2], 1, sizes[_K], size)
     per_row = (*sizes, size) if n[2] else vectors
     return Layout(
+        # four loops, then three sizes: a tuple of seven, which mypy cannot count
         sizes=(*sizes, size, size, sizes[_K] * size),  # type: ignore[arg-type]
         x=(r[0], s[0], n[0]),
         s1=(r[1], s[1], k[1]),

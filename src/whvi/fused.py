@@ -202,6 +202,7 @@ def _run(
     ready = [None if t is None else t.contiguous() for t in tensors]
     pointers = [0 if t is None else t.data_ptr() for t in ready]
     targets = [0 if t is None else t.data_ptr() for t in results]
+    # the last tensor, y or its gradient, is always there
     element_bytes = 4 if tensors[-1].dtype is torch.float32 else 8  # type: ignore[union-attr]
     function(element_bytes, torch.get_num_threads(), call.address, seed, *pointers, *targets)
 

@@ -71,7 +71,7 @@ class _DenseLink:
     def forward(self, x: Tensor, sampler: LocalReparameterization) -> tuple[Tensor, Kept]:
         shape = (*x.shape[:-1], self._out_features)
         noise = normal_from_seed(shape, sampler.next_seed(), dtype=x.dtype)
-        loc, log_scale, bias = self.parameters
+        loc, log_scale, bias = self.parameters  # of these only the bias may be None
         y, variance, spread = forward_in_kernel(x, loc, log_scale, bias, noise)  # type: ignore[arg-type]
         return y, (x, loc, log_scale, bias, noise, variance, spread)
 
