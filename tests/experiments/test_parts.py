@@ -11,7 +11,7 @@ from whvi import MCDropout, draw_functions, elbo
 from whvi.experiments.methods.networks import build_network
 from whvi.experiments.methods.parts import PointLinear, Sine, TemperedLikelihood, Tile
 from whvi.functions import mean_function
-from whvi.likelihoods import Gaussian
+from whvi.likelihoods import Gaussian, HeteroscedasticGaussian
 
 
 def test_point_linear_is_torch_linear_per_replica(generator: torch.Generator) -> None:
@@ -46,6 +46,23 @@ def test_a_tempered_likelihood_has_the_gradient_of_a_weighted_kl(
     for r, beta in enumerate(betas.tolist()):
         expected = gradient(plain, r, beta) / beta
         assert torch.allclose(gradient(tempered, r, 1.0), expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("balance", [0.0, 0.5, 1.0])
+def test_balance_weights_rows_by_their_noise(balance: float, generator: torch.Generator) -> None:
+    """``∂/∂mean = w (y − mean) / σ² / β`` with ``w ∝ σ^{2γ}`` of mean 1."""
+    inner = HeteroscedasticGaussian(batch_shape=(2,))
+    beta = torch.tensor([0.5, 2.0])
+    f = torch.randn(2, 3, 7, 2, generator=generator).requires_grad_()
+    y = torch.randn(2, 7, generator=generator)
+    tempered = TemperedLikelihood(inner, beta, balance=balance).log_prob(f, y)
+    found = torch.autograd.grad(tempered.sum(), f)[0][..., 0]
+    variance = inner.noise_variance(f).detach()[..., 0]
+    weight = variance**balance
+    weight = weight / weight.mean((1, 2), keepdim=True)
+    residual = y[:, None] - f.detach()[..., 0]
+    expected = weight * residual / variance / beta[:, None, None]
+    assert torch.allclose(found, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_dropout_has_the_moments_of_its_masks(generator: torch.Generator) -> None:

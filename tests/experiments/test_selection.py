@@ -14,7 +14,7 @@ from whvi.experiments.evaluation import evaluate
 from whvi.experiments.grids import GRID_SIZE, METHODS
 from whvi.experiments.methods.networks import FittedNetwork, NetworkMethod
 from whvi.experiments.methods.protocol import DataSize, Settings
-from whvi.experiments.selection import VALIDATION_FRACTION, choose, groups, inner_split
+from whvi.experiments.selection import VALIDATION_FRACTION, choose, groups, inner_split, key
 
 
 @dataclass
@@ -26,7 +26,7 @@ class Spy:
 
     def __post_init__(self) -> None:
         self.name, self.num_members = self.inner.name, self.inner.num_members
-        self.per_replica = self.inner.per_replica
+        self.per_replica, self.family = self.inner.per_replica, self.inner.family
 
     def grid(self, size: DataSize) -> tuple[Settings, ...]:
         return self.inner.grid(size)
@@ -89,8 +89,36 @@ def test_every_split_chooses_alone(toy: UCIDataset, tiny_method: NetworkMethod) 
     alone = choose(tiny_method, toy, [1], seed=0)[0]
     assert len(alone.scores) == 3
     assert alone.settings in tiny_method.grid(DataSize(72, 3))
-    objective = [np.log(s["rmse"]) + s["mnll"] for s in alone.scores]
-    assert alone.settings == tiny_method.grid(DataSize(72, 3))[int(np.argmin(objective))]
+    grid = tiny_method.grid(DataSize(72, 3))
+    assert list(alone.scores) == [key(candidate) for candidate in grid]
+    objective = [np.log(s["rmse"]) + s["mnll"] for s in alone.scores.values()]
+    assert alone.settings == grid[int(np.argmin(objective))]
+
+
+def test_known_scores_are_not_computed_again(toy: UCIDataset, tiny_method: NetworkMethod) -> None:
+    """An ensemble takes the scores of its family, and fits only its own noise factor."""
+    lone = replace(tiny_method, num_members=1)
+    single = choose(lone, toy, [1, 2], seed=0)
+    known = {k: choice.scores for k, choice in zip([1, 2], single, strict=True)}
+    spy = Spy(lone)
+    assert [c.settings for c in choose(spy, toy, [1, 2], seed=0, known=known)] == [
+        c.settings for c in single
+    ]
+    assert spy.weights == []
+    ensemble = choose(replace(tiny_method, num_members=3), toy, [1, 2], seed=0, known=known)
+    for ours, theirs in zip(ensemble, single, strict=True):
+        assert ours.settings == theirs.settings
+        assert ours.scores == theirs.scores
+    assert [c.noise_factor for c in ensemble] != [c.noise_factor for c in single]
+
+
+def test_a_partly_known_grid_is_completed(toy: UCIDataset, tiny_method: NetworkMethod) -> None:
+    grid = [key(candidate) for candidate in tiny_method.grid(DataSize(72, 3))]
+    best = {"rmse": 1e-9, "mnll": -99.0, "noise_factor": 1.0}
+    (choice,) = choose(tiny_method, toy, [1], seed=0, known={1: {grid[1]: best}})
+    assert key(choice.settings) == grid[1]
+    assert list(choice.scores) == grid
+    assert choice.scores[grid[1]] == best
 
 
 def test_groups_share_a_structure_and_cover_all(tiny_method: NetworkMethod) -> None:

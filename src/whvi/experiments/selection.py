@@ -10,9 +10,10 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -32,11 +33,18 @@ from whvi.experiments.methods.protocol import DataSize, Fitted, Method, Settings
 from whvi.predictive import Predictive
 
 VALIDATION_FRACTION = 0.15
-_SMALL = 5000  # training rows below which two inner parts are averaged
-_SELECTION_MEMBERS = 2  # of an ensemble: enough to rank candidates
+_SMALL = 5000  # training rows below which the scores of several inner parts are averaged
+_INNER_PARTS = 5  # of these: one alone is too few rows to rank candidates
 _SELECTION_DRAWS = 64
 _QUICK_LIMITS = {"steps": 600, "n_estimators": 100, "max_iter": 100}
 _UNITS_AT_ONCE = 1 << 14  # replicas × width that train in one pass: their state fits the cache
+
+
+Scores = dict[str, float]
+"""Of one candidate on the validation rows of one split, standardised units: ``rmse``, ``mnll``
+(with its best noise factor) and that ``noise_factor``."""
+Known = Mapping[int, Mapping[str, Scores]]
+"""Scores by split and :func:`key` of the candidate, from an earlier choice of the same family."""
 
 
 @dataclass(frozen=True)
@@ -46,14 +54,13 @@ class Choice:
     Attributes:
         settings: The winner.
         noise_factor: Its recalibration, see :mod:`whvi.experiments.calibration`.
-        scores: Of every candidate on validation rows, standardised units: ``rmse``, ``mnll`` (with
-            its best factor), ``noise_factor``.
+        scores: Of every candidate, by its :func:`key`.
         seconds: Share of the time that choosing took.
     """
 
     settings: Settings
     noise_factor: float
-    scores: tuple[dict[str, float], ...]
+    scores: Mapping[str, Scores]
     seconds: float
 
     def as_dict(self) -> dict[str, Any]:
@@ -61,17 +68,30 @@ class Choice:
         return {
             "settings": dict(self.settings),
             "noise_factor": self.noise_factor,
-            "scores": list(self.scores),
+            "scores": dict(self.scores),
             "seconds": self.seconds,
         }
 
 
+def key(settings: Settings) -> str:
+    """Name a candidate by its settings."""
+    return json.dumps(dict(settings), sort_keys=True)
+
+
 def choose(
-    method: Method, dataset: UCIDataset, splits: Sequence[int], *, seed: int, quick: bool = False
+    method: Method,
+    dataset: UCIDataset,
+    splits: Sequence[int],
+    *,
+    seed: int,
+    quick: bool = False,
+    known: Known = MappingProxyType({}),
 ) -> list[Choice]:
     """Choose settings for each of ``splits``, every one by itself.
 
-    The winner has the least ``log RMSE + MNLL``: both scores of the table, in nats.
+    The winner has the least ``log RMSE + MNLL``: both scores of the table, in nats. Candidates are
+    compared as single models; for an ensemble the noise factor of the winner is then fitted anew
+    with all members.
 
     Args:
         method: Gives the candidates.
@@ -79,70 +99,120 @@ def choose(
         splits: Numbers of the splits.
         seed: Of training; inner parts depend on it too.
         quick: Take the first candidate only, with few steps.
+        known: Scores that need not be computed again.
     """
     start = time.perf_counter()
     num_train = len(dataset.splits[splits[0]].train)
     grid = candidates(method, DataSize(num_train, dataset.x.shape[1]), quick=quick)
-    repeats = 2 if num_train < _SMALL and not quick else 1
-    parts = [
-        inner_split(dataset.splits[k], seed=seed, split=k, repeat=r)
-        for k, r in product(splits, range(repeats))
-    ]
-    scaled = standardize_replicas(stack_replicas(dataset.x, dataset.y, parts)).data
-    square_error, mnll, is_mixture = _held_out_scores(method, grid, scaled, seed)
-    per_split = (len(splits), repeats)
-    rmse = square_error.unflatten(0, per_split).mean(1).sqrt()
-    curves = mnll.unflatten(0, per_split).mean(1)
-    best = best_factor(curves, repeats * scaled.y_test.shape[1], is_mixture=is_mixture)
-    mnll = curves.gather(-1, best.unsqueeze(-1)).squeeze(-1)
+    repeats = _INNER_PARTS if num_train < _SMALL and not quick else 1
+    fresh = [c for c in grid if not all(key(c) in known.get(k, {}) for k in splits)]
+    scores: list[dict[str, Scores]] = [dict(known.get(k, {})) for k in splits]
+    if fresh:
+        tasks = [(k, c) for k in range(len(splits)) for c in fresh]
+        numbers, settings = [splits[k] for k, _ in tasks], [c for _, c in tasks]
+        found = _score(method, dataset, numbers, settings, repeats, members=1, seed=seed)
+        for (k, c), each in zip(tasks, found, strict=True):
+            scores[k][key(c)] = each
+    winners = [_winner(grid, each) for each in scores]
+    factors = [scores[k][key(c)]["noise_factor"] for k, c in enumerate(winners)]
+    if method.num_members > 1 and not quick:
+        found = _score(method, dataset, splits, winners, 1, members=method.num_members, seed=seed)
+        factors = [each["noise_factor"] for each in found]
     share = (time.perf_counter() - start) / len(splits)
-    return [_choice(grid, rmse[k], mnll[k], FACTORS[best[k]], share) for k in range(len(splits))]
+    return [
+        Choice(c, factor, {key(each): own[key(each)] for each in grid}, share)
+        for c, factor, own in zip(winners, factors, scores, strict=True)
+    ]
 
 
-def _held_out_scores(
-    method: Method, grid: Sequence[Settings], data: Replicas, seed: int
-) -> tuple[Tensor, Tensor, bool]:
-    """Train every candidate on every inner part and score it on the held-out rows.
+def _score(
+    method: Method,
+    dataset: UCIDataset,
+    splits: Sequence[int],
+    settings: Sequence[Settings],
+    repeats: int,
+    *,
+    members: int,
+    seed: int,
+) -> list[Scores]:
+    """Train ``settings[i]`` on inner parts of ``splits[i]`` and score it on the held-out rows.
 
     Args:
         method: What to train.
-        grid: G candidates.
-        data: P inner parts, standardised; their ``test`` rows are the validation rows.
+        dataset: The table and its splits.
+        splits: A split for every task.
+        settings: A candidate for every task.
+        repeats: Inner parts per task, whose scores are averaged.
+        members: Models that are pooled in every part.
+        seed: Of training and of the inner parts.
+    """
+    numbers = sorted(set(splits))
+    parts = [
+        inner_split(dataset.splits[k], seed=seed, split=k, repeat=r)
+        for k, r in product(numbers, range(repeats))
+    ]
+    scaled = standardize_replicas(stack_replicas(dataset.x, dataset.y, parts)).data
+    tasks = [
+        (numbers.index(k) * repeats + r, i) for i, k in enumerate(splits) for r in range(repeats)
+    ]
+    square_error, curves, is_mixture = _held_out_scores(
+        method, [p for p, _ in tasks], [settings[i] for _, i in tasks], scaled, members, seed
+    )
+    rmse = square_error.unflatten(0, (-1, repeats)).mean(1).sqrt()
+    curves = curves.unflatten(0, (-1, repeats)).mean(1)
+    best = best_factor(curves, repeats * scaled.y_test.shape[1], is_mixture=is_mixture)
+    mnll = curves.gather(-1, best.unsqueeze(-1)).squeeze(-1)
+    return [
+        {"rmse": r, "mnll": m, "noise_factor": f}
+        for r, m, f in zip(rmse.tolist(), mnll.tolist(), FACTORS[best].tolist(), strict=True)
+    ]
+
+
+def _held_out_scores(
+    method: Method,
+    parts: Sequence[int],
+    settings: Sequence[Settings],
+    data: Replicas,
+    members: int,
+    seed: int,
+) -> tuple[Tensor, Tensor, bool]:
+    """Train ``settings[i]`` on inner part ``parts[i]`` and score it on the held-out rows.
+
+    Args:
+        method: What to train.
+        parts: T positions in ``data``.
+        settings: T candidates.
+        data: Inner parts, standardised; their ``test`` rows are the validation rows.
+        members: Models that are pooled.
         seed: Of training.
 
     Returns:
-        Mean squared errors ``(P, G)``, MNLL for every noise factor ``(P, G, K)``, and whether the
+        Mean squared errors ``(T,)``, MNLL for every noise factor ``(T, K)``, and whether the
         predictions are mixtures.
     """
     x, y, held_x, held_y = (torch.as_tensor(part).float() for part in data)
-    members = min(method.num_members, _SELECTION_MEMBERS)
-    tasks = [(p, c) for c in range(len(grid)) for p in range(len(x))]
-    square_error = torch.empty(len(x), len(grid), dtype=torch.float64)
-    mnll = torch.empty(len(x), len(grid), len(FACTORS), dtype=torch.float64)
+    square_error = torch.empty(len(parts), dtype=torch.float64)
+    mnll = torch.empty(len(parts), len(FACTORS), dtype=torch.float64)
     is_mixture = False
-    for group in groups(method, [grid[c] for _, c in tasks], members):
-        replicas = [tasks[i] for i in group for _ in range(members)]
-        rows = [p for p, _ in replicas]
-        fitted = method.fit([grid[c] for _, c in replicas], x[rows], y[rows], seed=seed)
+    for group in groups(method, settings, members):
+        replicas = [i for i in group for _ in range(members)]
+        rows = [parts[i] for i in replicas]
+        fitted = method.fit([settings[i] for i in replicas], x[rows], y[rows], seed=seed)
         predictive = predict(fitted, held_x[rows], members, _SELECTION_DRAWS)
         is_mixture = predictive.num_components > 1
-        part, candidate = torch.tensor([tasks[i] for i in group]).unbind(1)
-        targets = held_y[part].double()
-        square_error[part, candidate] = (predictive.mean - targets).square().mean(-1)
-        mnll[part, candidate] = mnll_by_factor(predictive, targets)
+        targets = held_y[[parts[i] for i in group]].double()
+        square_error[group] = (predictive.mean - targets).square().mean(-1)
+        mnll[group] = mnll_by_factor(predictive, targets)
     return square_error, mnll, is_mixture
 
 
-def _choice(
-    grid: Sequence[Settings], rmse: Tensor, mnll: Tensor, factor: Tensor, seconds: float
-) -> Choice:
-    objective = rmse.log() + mnll
-    winner = int(torch.where(objective.isfinite(), objective, math.inf).argmin())
-    scores = tuple(
-        {"rmse": r, "mnll": m, "noise_factor": f}
-        for r, m, f in zip(rmse.tolist(), mnll.tolist(), factor.tolist(), strict=True)
-    )
-    return Choice(grid[winner], scores[winner]["noise_factor"], scores, seconds)
+def _winner(grid: Sequence[Settings], scores: Mapping[str, Scores]) -> Settings:
+    def objective(candidate: Settings) -> float:
+        found = scores[key(candidate)]
+        value = math.log(found["rmse"]) + found["mnll"]
+        return value if math.isfinite(value) else math.inf
+
+    return min(grid, key=objective)
 
 
 def candidates(method: Method, size: DataSize, *, quick: bool) -> tuple[Settings, ...]:

@@ -23,7 +23,8 @@ from whvi.experiments.paper import DATASETS
 from whvi.experiments.records import Record, RecordStore
 from whvi.experiments.report import write_report
 from whvi.experiments.runner import Unit, parse_shard, plan_units, run_units
-from whvi.experiments.selection import Choice, choose
+from whvi.experiments.selection import Choice, Known, Scores, choose
+from whvi.training.memory import keep_freed_memory
 
 QUICK_DATASETS = ("boston", "concrete", "energy", "yacht")
 QUICK_SPLITS = 2
@@ -47,11 +48,19 @@ class Table1Work:
     def __call__(self, unit: Unit) -> Iterator[Record]:
         """Yield the records of ``unit``."""
         torch.set_num_threads(1)  # one process per core: several threads in each would fight
+        keep_freed_memory()
         method, dataset = METHODS[unit.method], load_uci(unit.dataset, self.data_dir)
         choices = self._choices(unit)
         missing = [k for k in unit.splits if k not in choices]
         if missing:
-            found = choose(method, dataset, missing, seed=unit.seed, quick=self.quick)
+            found = choose(
+                method,
+                dataset,
+                missing,
+                seed=unit.seed,
+                quick=self.quick,
+                known=self._scores_of_family(unit),
+            )
             choices |= dict(zip(missing, found, strict=True))
             self._keep(unit, missing, found)
         chosen = [choices[k] for k in unit.splits]
@@ -63,6 +72,16 @@ class Table1Work:
         keys = {k: (unit.method, unit.dataset, k, unit.seed) for k in unit.splits}
         return {k: _choice_of(rows[key]) for k, key in keys.items() if key in rows}
 
+    def _scores_of_family(self, unit: Unit) -> Known:
+        """Return what other methods with the same layers have found out about candidates."""
+        family = METHODS[unit.method].family
+        known: dict[int, dict[str, Scores]] = {}
+        for row in RecordStore(self.choices_path).read().values():
+            same = (row["dataset"], row["seed"]) == (unit.dataset, unit.seed)
+            if same and METHODS[row["method"]].family == family:
+                known.setdefault(row["split"], {}).update(row["scores"])
+        return known
+
     def _keep(self, unit: Unit, splits: Sequence[int], choices: Sequence[Choice]) -> None:
         name = {"method": unit.method, "dataset": unit.dataset}
         rows = [
@@ -73,7 +92,7 @@ class Table1Work:
 
 
 def _choice_of(row: Record) -> Choice:
-    return Choice(row["settings"], row["noise_factor"], tuple(row["scores"]), row["seconds"])
+    return Choice(row["settings"], row["noise_factor"], row["scores"], row["seconds"])
 
 
 def reproduce_table1(

@@ -89,7 +89,8 @@ class _ReluLink:
         return x.clamp_min_(0), (x,)
 
     def backward(self, kept: Kept, grad: Tensor, wants_x: bool) -> list[Tensor | None]:
-        return [torch.ops.aten.threshold_backward(grad, kept[0], 0)]
+        """Mask ``grad``, writing over it: it came from the link behind, nobody else has it."""
+        return [torch.ops.aten.threshold_backward(grad, kept[0], 0, grad_input=grad)]
 
 
 Link = _StructuredLink | _DenseLink | _ReluLink
@@ -115,6 +116,8 @@ class Chain:
             return None
         links = [_link(module) for module in model]
         if not all(links) or not isinstance(model[0], RandomLinear):
+            return None
+        if isinstance(links[-1], _ReluLink):  # it would write over the gradient of the output
             return None
         chain = cls(cast(list[Link], links), model[0])
         dtype = chain.first.weight.posterior.loc.dtype

@@ -178,6 +178,10 @@ class HeteroscedasticGaussian(Likelihood):
         level = self._per_row(self.log_noise_variance)
         return mean, (self.bound * torch.tanh((raw + level) / self.bound)).exp()
 
+    def noise_variance(self, f: Tensor) -> Tensor:
+        """Return ``σ²`` of every row, standardised units, shape ``(*batch_shape, S, N, O)``."""
+        return self._heads(f)[1]
+
     def log_prob(self, f: Tensor, y: Tensor) -> Tensor:
         """See :meth:`Likelihood.log_prob`."""
         target_scale = self._per_row(self.target_scale)

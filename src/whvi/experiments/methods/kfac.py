@@ -35,6 +35,11 @@ class NoisyKFACMethod:
     num_members: int = 1
     per_replica: frozenset[str] = frozenset({"beta", "damping", "prior"})
 
+    @property
+    def family(self) -> str:
+        """Shares scores with no other method."""
+        return self.name
+
     def grid(self, size: DataSize) -> tuple[Settings, ...]:
         """Return the candidates for data of this size."""
         return self.candidates(size)

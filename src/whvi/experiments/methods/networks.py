@@ -55,6 +55,11 @@ class NetworkMethod:
     num_members: int = 1
     per_replica: frozenset[str] = frozenset({"beta"})
 
+    @property
+    def family(self) -> str:
+        """Networks of the same layers differ in settings only."""
+        return self.layers
+
     def grid(self, size: DataSize) -> tuple[Settings, ...]:
         """Return the candidates for data of this size."""
         return self.candidates(size)

@@ -44,6 +44,10 @@ class Method(Protocol):
         """Its name in records."""
 
     @property
+    def family(self) -> str:
+        """Methods of one family train the same single models, so they share validation scores."""
+
+    @property
     def num_members(self) -> int:
         """Models whose predictions are pooled; 1 unless the method is an ensemble."""
 

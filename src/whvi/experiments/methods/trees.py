@@ -35,6 +35,11 @@ class TreeMethod:
         {"min_samples_leaf", "max_features", "learning_rate", "max_leaf_nodes"}
     )
 
+    @property
+    def family(self) -> str:
+        """Shares scores with no other method."""
+        return self.name
+
     def grid(self, size: DataSize) -> tuple[Settings, ...]:
         """Return the candidates for data of this size."""
         return self.candidates(size)
