@@ -15,10 +15,10 @@ if sys.argv[1] == "keep" and not keep_freed_memory():
     print(-1)
     raise SystemExit
 def step():
-    return torch.ones(1 << 24).sum()  # more than glibc ever keeps by itself
-step()
+    return torch.ones(9 << 20).sum()  # more than glibc ever keeps by itself
+step(), step()
 before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-for _ in range(20):
+for _ in range(8):
     step()
 print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
@@ -36,4 +36,4 @@ def test_kept_memory_needs_no_page_faults() -> None:
     kept = page_faults("keep")
     if kept < 0:
         pytest.skip("this C library has no mallopt")
-    assert kept < 500 < page_faults("default")
+    assert 4 * kept < page_faults("default")
