@@ -13,6 +13,7 @@ from torch import Tensor
 
 from whvi.errors import ConfigError, DataError, ShapeError
 from whvi.likelihoods import (
+    BalancedGradients,
     Bernoulli,
     Categorical,
     Gaussian,
@@ -292,3 +293,19 @@ def test_noise_parameters_learn_the_noise() -> None:
     optimiser.step(closure)
     exact = y.square().mean().sqrt()
     torch.testing.assert_close(likelihood.noise_scale[0].detach(), exact, rtol=1e-5, atol=0)
+
+
+@pytest.mark.parametrize("balance", [0.0, 0.5, 1.0])
+def test_balanced_gradients_weigh_rows_by_their_noise(balance: float) -> None:
+    """``∂/∂mean = w (y − mean) / σ²`` with ``w ∝ σ^{2γ}`` of mean 1; the value is untouched."""
+    generator = torch.Generator().manual_seed(0)
+    inner = HeteroscedasticGaussian(batch_shape=(2,))
+    f = torch.randn(2, 3, 7, 2, generator=generator).requires_grad_()
+    y = torch.randn(2, 7, generator=generator)
+    value = BalancedGradients(inner, balance=balance).log_prob(f, y)
+    assert torch.equal(value, inner.log_prob(f, y))
+    found = torch.autograd.grad(value.sum(), f)[0][..., 0]
+    variance = inner.noise_variance(f).detach()[..., 0]
+    weight = variance**balance / (variance**balance).mean((1, 2), keepdim=True)
+    expected = weight * (y[:, None] - f.detach()[..., 0]) / variance
+    assert torch.allclose(found, expected, rtol=1e-4, atol=1e-5)

@@ -1,17 +1,14 @@
 from __future__ import annotations
 
-import math
-
-import pytest
 import torch
 from tests.experiments.conftest import tiny
 from torch import nn
 
 from whvi import MCDropout, draw_functions, elbo
 from whvi.experiments.methods.networks import build_network
-from whvi.experiments.methods.parts import PointLinear, Sine, TemperedLikelihood, Tile
+from whvi.experiments.methods.parts import PointLinear, TemperedLikelihood
 from whvi.functions import mean_function
-from whvi.likelihoods import Gaussian, HeteroscedasticGaussian
+from whvi.likelihoods import Gaussian
 
 
 def test_point_linear_is_torch_linear_per_replica(generator: torch.Generator) -> None:
@@ -48,23 +45,6 @@ def test_a_tempered_likelihood_has_the_gradient_of_a_weighted_kl(
         assert torch.allclose(gradient(tempered, r, 1.0), expected, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("balance", [0.0, 0.5, 1.0])
-def test_balance_weights_rows_by_their_noise(balance: float, generator: torch.Generator) -> None:
-    """``∂/∂mean = w (y − mean) / σ² / β`` with ``w ∝ σ^{2γ}`` of mean 1."""
-    inner = HeteroscedasticGaussian(batch_shape=(2,))
-    beta = torch.tensor([0.5, 2.0])
-    f = torch.randn(2, 3, 7, 2, generator=generator).requires_grad_()
-    y = torch.randn(2, 7, generator=generator)
-    tempered = TemperedLikelihood(inner, beta, balance=balance).log_prob(f, y)
-    found = torch.autograd.grad(tempered.sum(), f)[0][..., 0]
-    variance = inner.noise_variance(f).detach()[..., 0]
-    weight = variance**balance
-    weight = weight / weight.mean((1, 2), keepdim=True)
-    residual = y[:, None] - f.detach()[..., 0]
-    expected = weight * residual / variance / beta[:, None, None]
-    assert torch.allclose(found, expected, rtol=1e-4, atol=1e-5)
-
-
 def test_dropout_has_the_moments_of_its_masks(generator: torch.Generator) -> None:
     rate, num_draws = 0.3, 40_000
     layer = PointLinear(6, 1, batch_shape=(2,))
@@ -93,10 +73,3 @@ def test_dropout_of_rate_zero_is_the_plain_network(generator: torch.Generator) -
         {key.replace("2.", "3."): value for key, value in model.state_dict().items()}
     )
     assert torch.allclose(mean_function(dropped, x), expected, atol=1e-5)
-
-
-def test_tile_repeats_and_sine_is_scaled() -> None:
-    x = torch.tensor([[1.0, 2.0, 3.0]])
-    assert Tile(3, 8, gain=2.0)(x).tolist() == [[2, 4, 6, 2, 4, 6, 2, 4]]
-    phase = torch.linspace(0, 2 * math.pi, 1001)[:-1]
-    assert float(Sine()(phase).square().mean()) == pytest.approx(1.0, abs=1e-4)

@@ -60,7 +60,7 @@ def _wide(size: DataSize) -> dict[str, Setting]:
     """Three wide layers on tiled inputs, the first with sine features."""
     very_large = size.num_rows >= _VERY_LARGE
     width, steps = (2048, 6000) if very_large else (1024, 4000)
-    shape: dict[str, Setting] = {"width": width, "depth": 3, "features": "sine", "gain": 1.0}
+    shape: dict[str, Setting] = {"width": width, "depth": 3, "features": "sine"}
     return {**shape, "steps": steps, "batch": 128, "lr": 2e-2}
 
 

@@ -12,6 +12,7 @@
 
 from __future__ import annotations
 
+from whvi.likelihoods.balanced import BalancedGradients
 from whvi.likelihoods.base import Likelihood
 from whvi.likelihoods.gaussian import Gaussian, HeteroscedasticGaussian
 from whvi.likelihoods.labels import Bernoulli, Categorical
@@ -19,6 +20,7 @@ from whvi.likelihoods.poisson import Poisson
 from whvi.likelihoods.student_t import StudentT
 
 __all__ = [
+    "BalancedGradients",
     "Bernoulli",
     "Categorical",
     "Gaussian",

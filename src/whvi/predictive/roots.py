@@ -32,8 +32,10 @@ def root(
 ) -> Tensor:
     """Solve ``cdf(x) = q`` by Newton steps, replaced by bisection where they do not help.
 
-    ``lower`` and ``upper`` are Cantelli's, ``std / sqrt(q (1 - q))`` apart.
+    ``lower`` and ``upper`` are Cantelli's, ``std / sqrt(q (1 - q))`` apart. An entry that has
+    converged stays as it is: its root does not depend on the entries beside it.
     """
+    moving = torch.ones_like(lower, dtype=torch.bool)
     x, previous = (lower + upper) / 2, torch.full_like(lower, math.inf)
     std = (upper - lower) * math.sqrt(q * (1 - q))
     for _ in range(200):
@@ -43,7 +45,9 @@ def root(
         helps = (newton >= lower) & (newton <= upper) & (gap.abs() < previous / 2)
         step = torch.where(helps, newton, (lower + upper) / 2)
         step = torch.where(gap.abs() <= 8 * _EPS * q, x, step)  # the cdf knows no better
+        step = torch.where(moving, step, x)
         moved, x, previous = (step - x).abs(), step, gap.abs()
-        if not bool((moved > 2 * _EPS * (x.abs() + std)).any()):
+        moving &= moved > 2 * _EPS * (x.abs() + std)
+        if not bool(moving.any()):
             break
     return x

@@ -18,12 +18,18 @@ import torch
 from torch import Tensor, nn
 
 from whvi.errors import NumericalError
-from whvi.experiments.methods.parts import PointLinear, Sine, TemperedLikelihood, Tile
+from whvi.experiments.methods.parts import PointLinear, TemperedLikelihood
 from whvi.experiments.methods.protocol import DataSize, Settings
 from whvi.functions import draw_functions
 from whvi.layers import MCDropout, MeanFieldLinear, WHVILinear
-from whvi.likelihoods import Gaussian, HeteroscedasticGaussian, Likelihood
+from whvi.likelihoods import (
+    BalancedGradients,
+    Gaussian,
+    HeteroscedasticGaussian,
+    Likelihood,
+)
 from whvi.models.mlp import LayerFactory
+from whvi.models.tabular import Sine, Tile
 from whvi.predictive import Predictive
 from whvi.training import FitConfig, fit
 from whvi.training.seeds import seeded_generator
@@ -85,7 +91,10 @@ class NetworkMethod:
         model = build_network(self.layers, common, x.shape[-1], noise.num_features, len(settings))
         _reset(model, seed)
         config = _fit_config(common, x.shape[-2], seed, factor)
-        fit(model, TemperedLikelihood(noise, betas), (x, y), config=config)
+        balanced = noise
+        if isinstance(noise, HeteroscedasticGaussian):
+            balanced = BalancedGradients(noise)
+        fit(model, TemperedLikelihood(balanced, betas), (x, y), config=config)
         return FittedNetwork(model, noise, seed)
 
 
@@ -134,7 +143,7 @@ def build_network(
     before = in_features
     sine = settings.get("features") == "sine"
     if sine:
-        modules.append(Tile(in_features, width, gain=float(settings["gain"])))
+        modules.append(Tile(in_features, width))
         before = width
     for k in range(depth):
         modules.append(hidden(before, width, **place))  # type: ignore[arg-type]

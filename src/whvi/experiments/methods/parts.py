@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from whvi.layers.protocol import BayesianLayer
-from whvi.likelihoods import HeteroscedasticGaussian, Likelihood
+from whvi.likelihoods import Likelihood
 from whvi.predictive import Predictive
 
 
@@ -62,60 +62,22 @@ class PointLinear(BayesianLayer):
 
 
 @final
-class Tile(nn.Module):
-    """Repeat the features up to ``width`` and scale them: one full-width block instead of many.
-
-    Args:
-        width: Features of the output.
-        gain: Factor on the inputs; with sine features, their frequency.
-    """
-
-    index: Tensor
-
-    def __init__(self, in_features: int, width: int, *, gain: float = 1.0) -> None:
-        super().__init__()
-        self.gain = gain
-        index = torch.arange(width) % in_features
-        self.register_buffer("index", index, persistent=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Map ``(..., in_features)`` to ``(..., width)``."""
-        return x.index_select(-1, self.index) * self.gain
-
-
-@final
-class Sine(nn.Module):
-    """``√2 sin``: learned random features (unit mean square for a spread-out phase)."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Apply it to every element."""
-        return math.sqrt(2) * torch.sin(x)
-
-
-@final
 class TemperedLikelihood(Likelihood):
-    r"""``p(y | f)^{w/β}`` with a ``β`` per replica and weights ``w`` of mean 1 over rows.
+    r"""``p(y | f)^{1/β}`` with a ``β`` per replica.
 
     ``(1/β) E[log p] − KL`` has the same maximiser as ``E[log p] − β KL``, and Adam does not see
     the factor between them: replicas with different weights of the KL train in one pass.
 
-    If the noise differs between rows, ``w ∝ σ^{2γ}`` (held constant in the gradient; Seitzer et
-    al., 2022): the likelihood alone neglects rows that it has declared noisy, and their mean is
-    never learned. ``γ = 0`` is the likelihood, ``γ = 1`` gives the mean the gradient of least
-    squares.
-
     Args:
         inner: The likelihood to temper; predictions are its own.
         beta: Weights of the KL, shape ``batch_shape``, all above zero.
-        balance: ``γ``.
     """
 
     beta: Tensor
 
-    def __init__(self, inner: Likelihood, beta: Tensor, *, balance: float = 0.5) -> None:
+    def __init__(self, inner: Likelihood, beta: Tensor) -> None:
         super().__init__(inner.num_outputs, inner.batch_shape)
         self.inner = inner
-        self.balance = balance
         self.register_buffer("beta", beta)
 
     @property
@@ -124,12 +86,8 @@ class TemperedLikelihood(Likelihood):
         return self.inner.num_features
 
     def log_prob(self, f: Tensor, y: Tensor) -> Tensor:
-        """Return ``w log p(y | f) / β``."""
-        tempered = self.inner.log_prob(f, y) / self.beta[..., None, None]
-        if not isinstance(self.inner, HeteroscedasticGaussian) or self.balance == 0:
-            return tempered
-        weight = self.inner.noise_variance(f.detach()).mean(-1) ** self.balance
-        return tempered * (weight / weight.mean((-2, -1), keepdim=True))
+        """Return ``log p(y | f) / β``."""
+        return self.inner.log_prob(f, y) / self.beta[..., None, None]
 
     def predictive(self, f: Tensor) -> Predictive:
         """As the inner likelihood."""

@@ -1,0 +1,75 @@
+r"""The cells of Figure 2: which model, with how many parameters.
+
+A structured model of side ``√M`` sets the budget: ``4√M`` numbers with diagonal covariance,
+``3√M + √M(√M+1)/2`` with full covariance. Every other method gets the smallest size that has at
+least as many (the paper: "rounded up"). Lengthscales, variance and noise, which all have alike, do
+not count; locations of inducing points count in one half of the sparse GP's cells and not in the
+other half.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from whvi.errors import ConfigError
+from whvi.gp.bases import Basis, ColumnBasis, FourierBasis, SpectrumBasis
+from whvi.gp.inducing import InducingBasis
+
+METHODS = ("whvi", "fourier", "sparse-spectrum", "sparse-gp")
+DATASETS = ("borehole", "robot_arm", "piston", "otl_circuit", "friedman")
+SIDES = {"diagonal": (8, 16, 32, 64, 128), "full": (8, 16, 32, 64)}
+QUICK_SIDES = {"diagonal": (8, 16), "full": (8, 16)}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A curve of the figure: a method, the covariance of its ``q``, and what counts."""
+
+    method: str
+    covariance: str
+    count_inducing: bool = True
+
+    @property
+    def name(self) -> str:
+        """Such as ``sparse-gp/full/uncounted``."""
+        return "/".join(
+            [self.method, self.covariance, *([] if self.count_inducing else [UNCOUNTED])]
+        )
+
+    @classmethod
+    def of_name(cls, name: str) -> Cell:
+        """Read :attr:`name` back."""
+        method, covariance, *rest = name.split("/")
+        return cls(method, covariance, count_inducing=not rest)
+
+    def build(self, num_inputs: int, side: int) -> Basis:
+        """Return the model whose parameters match those of a structured one of this side."""
+        budget = ColumnBasis(num_inputs, side).num_parameters(self.covariance)
+        if self.method == "whvi":
+            return ColumnBasis(num_inputs, side)
+        size = 2
+        while self.count(basis := self._of_size(num_inputs, size)) < budget:
+            size += 2 if self.method != "sparse-gp" else 1
+        return basis
+
+    def count(self, basis: Basis) -> int:
+        """Count the parameters of ``basis`` by the rule of this cell."""
+        return basis.num_parameters(self.covariance, count_inducing=self.count_inducing)
+
+    def _of_size(self, num_inputs: int, size: int) -> Basis:
+        if self.method == "fourier":
+            return FourierBasis(num_inputs, size)
+        if self.method == "sparse-spectrum":
+            return SpectrumBasis(num_inputs, size)
+        if self.method == "sparse-gp":
+            return InducingBasis(num_inputs, size)
+        raise ConfigError(f"there is no method {self.method!r}; choose from {', '.join(METHODS)}")
+
+
+UNCOUNTED = "uncounted"
+CELLS = tuple(
+    Cell(method, covariance, count_inducing)
+    for covariance in SIDES
+    for method in METHODS
+    for count_inducing in ((True, False) if method == "sparse-gp" else (True,))
+)
