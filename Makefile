@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 KERNEL_SOURCES := $(wildcard csrc/*.c csrc/*.h)
 TEST_JOBS ?= 2
 
-.PHONY: setup demo test check format bench nightly sanitize clean
+.PHONY: setup browser demo test check format bench nightly sanitize clean
 
 $(STAMP): pyproject.toml setup.py constraints.txt $(KERNEL_SOURCES)
 	test -x $(PY) || $(PYTHON) -m venv $(VENV)
@@ -15,13 +15,18 @@ $(STAMP): pyproject.toml setup.py constraints.txt $(KERNEL_SOURCES)
 
 setup: $(STAMP)
 
+# a browser for the tests of the report, where Debian's packages may be installed; else they skip
+browser:
+	@command -v chromium >/dev/null || { test "$$(id -u)" = 0 && command -v apt-get >/dev/null \
+	  && apt-get install -y -qq chromium >/dev/null 2>&1; } || true
+
 demo: $(STAMP)
 	$(PY) examples/demo.py
 
-test: $(STAMP)
+test: $(STAMP) browser
 	$(PY) -m pytest -n $(TEST_JOBS)
 
-check: $(STAMP)
+check: $(STAMP) browser
 	$(PY) -m ruff format --check .
 	$(PY) -m ruff check .
 	$(PY) -m mypy
@@ -36,7 +41,7 @@ bench: $(STAMP)
 	-$(PY) -m pip install --quiet --no-deps hadamard-transform bayesian-torch
 	$(PY) -m benchmarks $(BENCH_OPTIONS)
 
-nightly: $(STAMP)
+nightly: $(STAMP) browser
 	$(PY) -m pytest -n $(TEST_JOBS) -m "nightly or not nightly"
 
 sanitize: $(STAMP)

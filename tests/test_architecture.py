@@ -18,12 +18,12 @@ ROOT = Path(whvi.__file__).parent
 # A unit imports from its own row and from rows above it.
 ROWS = [
     {"errors"},
-    {"checks", "plan"},
+    {"checks", "plan", "sealed"},
     {"transforms", "noise", "sampling"},
     {"fused", "broadcasting", "product", "priors", "posteriors"},
     {"layers", "likelihoods", "predictive", "functions"},
-    {"elbo", "training", "models", "modelfile"},
-    {"estimators", "experiments", "plots"},
+    {"elbo", "training", "models", "gp"},
+    {"estimators", "experiments", "modelfile", "plots", "report"},
     {"cli", "doctor", "__main__"},
 ]
 # These know nothing of models, and nothing below the last three rows knows of them.
@@ -39,7 +39,7 @@ OPTIONAL = {
     "pandas": {"estimators", "cli"},
     "pooch": set(),
     "rich": {"cli"},
-    "scipy": {"experiments"},
+    "scipy": {"estimators", "experiments"},  # scikit-learn needs it anyway
     "sklearn": {"estimators", "experiments"},
     "typer": {"cli"},
 }

@@ -16,7 +16,7 @@ for package in ("matplotlib", "rich", "sklearn"):
 EXAMPLES = Path(__file__).parents[1] / "examples"
 ARGUMENTS = {  # what each prints at the end
     "classify_digits": ([], "wrong predictions"),
-    "demo": (["--output", "demo"], "Written: demo/toy_regression.png and demo/results.json"),
+    "demo": (["--output", "demo"], "Written to demo: model.whvi, predictions.csv, report.html"),
     "layers_in_pytorch": ([], "90 % interval covers"),
     "toy_regression": (["--output", "toy.png"], "picture: toy.png"),
 }
@@ -46,5 +46,5 @@ def test_example_runs(name, tmp_path):
     assert expected in run(name, arguments, tmp_path)
     if name == "demo":
         results = json.loads((tmp_path / "demo" / "results.json").read_text())
-        assert len(results["diabetes"]) == 3
-        assert (tmp_path / "demo" / "toy_regression.png").stat().st_size > 10_000
+        assert len(results["scores"]) == 5
+        assert (tmp_path / "demo" / "report.html").stat().st_size > 100_000

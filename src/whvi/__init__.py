@@ -1,32 +1,40 @@
 """Walsh-Hadamard variational inference for PyTorch.
 
 Fast structured Bayesian layers: ``W = diag(s1) H diag(g) H diag(s2)`` with a posterior on ``g``.
+Public names are imported when they are first used: ``whvi --help`` need not wait for torch.
 """
 
 from __future__ import annotations
 
-from whvi.elbo import Elbo, elbo
-from whvi.errors import WhviError
-from whvi.functions import draw_functions, mean_function
-from whvi.layers import (
-    MCDropout,
-    MeanFieldConv1d,
-    MeanFieldConv2d,
-    MeanFieldConv3d,
-    MeanFieldLinear,
-    WHVIConv1d,
-    WHVIConv2d,
-    WHVIConv3d,
-    WHVILinear,
-    kl,
-    summary,
-)
-from whvi.models.mlp import mlp
-from whvi.predictive import Predictive
-from whvi.product import dense_matrix, noisy_structured_product, structured_product
-from whvi.sampling import LocalReparameterization, MeanWeights, WeightDraws, sampling
-from whvi.training import FitConfig, fit
-from whvi.transforms import fwht, fwht_
+import importlib
+import sys
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from whvi.elbo import Elbo, elbo
+    from whvi.errors import WhviError
+    from whvi.estimators import WHVIClassifier, WHVIRegressor
+    from whvi.functions import draw_functions, mean_function
+    from whvi.layers import (
+        MCDropout,
+        MeanFieldConv1d,
+        MeanFieldConv2d,
+        MeanFieldConv3d,
+        MeanFieldLinear,
+        WHVIConv1d,
+        WHVIConv2d,
+        WHVIConv3d,
+        WHVILinear,
+        kl,
+        summary,
+    )
+    from whvi.models.mlp import mlp
+    from whvi.predictive import Predictive
+    from whvi.product import dense_matrix, noisy_structured_product, structured_product
+    from whvi.sampling import LocalReparameterization, MeanWeights, WeightDraws, sampling
+    from whvi.training import FitConfig, fit
+    from whvi.transforms import fwht, fwht_
 
 __version__ = "0.1.0.dev0"
 
@@ -41,10 +49,12 @@ __all__ = [
     "MeanFieldLinear",
     "MeanWeights",
     "Predictive",
+    "WHVIClassifier",
     "WHVIConv1d",
     "WHVIConv2d",
     "WHVIConv3d",
     "WHVILinear",
+    "WHVIRegressor",
     "WeightDraws",
     "WhviError",
     "dense_matrix",
@@ -61,3 +71,45 @@ __all__ = [
     "structured_product",
     "summary",
 ]
+
+_HOMES = {
+    "whvi.elbo": ("Elbo", "elbo"),
+    "whvi.errors": ("WhviError",),
+    "whvi.estimators": ("WHVIClassifier", "WHVIRegressor"),
+    "whvi.functions": ("draw_functions", "mean_function"),
+    "whvi.layers": (
+        *("MCDropout", "MeanFieldConv1d", "MeanFieldConv2d", "MeanFieldConv3d", "MeanFieldLinear"),
+        *("WHVIConv1d", "WHVIConv2d", "WHVIConv3d", "WHVILinear", "kl", "summary"),
+    ),
+    "whvi.models.mlp": ("mlp",),
+    "whvi.predictive": ("Predictive",),
+    "whvi.product": ("dense_matrix", "noisy_structured_product", "structured_product"),
+    "whvi.sampling": ("LocalReparameterization", "MeanWeights", "WeightDraws", "sampling"),
+    "whvi.training": ("FitConfig", "fit"),
+    "whvi.transforms": ("fwht", "fwht_"),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+
+
+class _Front(ModuleType):
+    """The package, in which a function may have the name of its module."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in _HOME_OF and isinstance(value, ModuleType):
+            return  # importing the module whvi.elbo does not hide the function whvi.elbo
+        super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Front
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(_HOME_OF[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -17,9 +17,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import torch
 from training.doubles import gaussian, tiny_config, tiny_data, tiny_net
 
+from whvi.sealed import seal
 from whvi.training import Checkpoints, fit
 from whvi.training import checkpoint as checkpoint_module
-from whvi.training.sealed import seal
 
 
 def run(folder: Path, *, num_steps: int = 90, pause: float = 0.0) -> None:

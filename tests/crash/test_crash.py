@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from crash.job import run
+from whvi.sealed import unseal
 from whvi.training.checkpoint import open_store
-from whvi.training.sealed import unseal
 
 HERE = Path(__file__).parent
 

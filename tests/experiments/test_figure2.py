@@ -92,6 +92,8 @@ def test_the_report_averages_seeds_and_says_who_wins() -> None:
     means = geometric_means(rows)
     assert means["diagonal", 8, "WHVI"] == pytest.approx(0.2)
     assert means["diagonal", 8, "sparse GP, locations not counted"] == pytest.approx(0.2)
+    part = summarise([*records, record(Cell("fourier", "diagonal"), "piston", 8, 0, 0.1)])
+    assert ("diagonal", 8, "Fourier features") not in geometric_means(part)  # one set is missing
     page = markdown(rows, with_figures=False, quick=False)
     assert "WHVI on borehole; sparse GP, locations not counted on piston" in page
 

@@ -15,9 +15,9 @@ import torch
 
 from training.doubles import assert_bitwise, gaussian, tiny_config, tiny_data, tiny_net, weights_of
 from whvi.errors import ConfigError, ModelFileError
+from whvi.sealed import seal, unseal
 from whvi.training import Checkpoints, fit
 from whvi.training.checkpoint import CheckpointStore, open_store
-from whvi.training.sealed import seal, unseal
 
 TENSORS = {"a": torch.arange(6.0).reshape(2, 3), "b": torch.tensor(3), "c/d": torch.zeros(0)}
 METADATA = {"step": 3, "text": '"sha256":"' + "0" * 64 + '"', "list": [1.5, None]}

@@ -11,8 +11,8 @@ import torch
 from training.doubles import tiny_data
 from training.two_ranks import gradients, quiet_net, trained
 from whvi.errors import ConfigError
+from whvi.sealed import unseal
 from whvi.training.distributed import Ranks, current_ranks
-from whvi.training.sealed import unseal
 
 SCRIPT = Path(__file__).parent / "two_ranks.py"
 

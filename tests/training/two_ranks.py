@@ -18,8 +18,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from training.doubles import gaussian, tiny_config, tiny_data, tiny_net
 from whvi.elbo import elbo
+from whvi.sealed import seal
 from whvi.training import Checkpoints, fit
-from whvi.training.sealed import seal
 
 
 def quiet_net(seed: int = 0) -> nn.Module:

@@ -32,8 +32,10 @@ class Tile(nn.Module):
         self.register_buffer("index", index, persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map ``(..., in_features)`` to ``(..., width)``."""
-        return x.index_select(-1, self.index)
+        """Map ``(..., in_features)`` to ``(..., width)``; axes of stride 0 stay such."""
+        shared = [slice(1) if step == 0 else slice(None) for step in x.stride()[:-1]]
+        tiled = x[tuple(shared)].index_select(-1, self.index)
+        return tiled.expand(*x.shape[:-1], -1)
 
 
 @final
@@ -42,7 +44,7 @@ class Sine(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Apply it to every element."""
-        return math.sqrt(2) * torch.sin(x)
+        return torch.sin(x).mul_(math.sqrt(2))
 
 
 def sine_network(

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from whvi.checks import check_positive_int
 from whvi.errors import ConfigError, ModelFileError
-from whvi.training.sealed import seal, unseal
+from whvi.sealed import seal, unseal
 
 _KEPT = 2
 _LOCK = "lock"

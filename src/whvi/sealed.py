@@ -42,9 +42,11 @@ def unseal(payload: bytes) -> tuple[dict[str, Tensor], dict[str, Any]]:
     try:
         header_size = int.from_bytes(payload[:8], "little")
         texts = json.loads(payload[8 : 8 + header_size])["__metadata__"]
+        body = 8 + header_size
         field = f'"sha256":"{texts["sha256"]}"'.encode()
-        blank = payload[: 8 + header_size].replace(field, _BLANK, 1) + payload[8 + header_size :]
-        if hashlib.sha256(blank).hexdigest() != texts["sha256"]:
+        digest = hashlib.sha256(payload[:body].replace(field, _BLANK, 1))
+        digest.update(memoryview(payload)[body:])
+        if digest.hexdigest() != texts["sha256"]:
             raise ModelFileError("the SHA-256 does not match: the file is damaged")
         tensors = safetensors.torch.load(payload)
         metadata = json.loads(texts["whvi"])

@@ -1,0 +1,279 @@
+"""The verbs and their options: signatures and help only; what they do is in the other modules."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(
+    name="whvi",
+    help="Predictions with honest error bars: Walsh-Hadamard variational inference.",
+    add_completion=False,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+class Task(str, Enum):
+    """What to predict."""
+
+    AUTO = "auto"
+    REGRESSION = "regression"
+    CLASSIFICATION = "classification"
+
+
+class NoiseModel(str, Enum):
+    """How targets scatter around the function."""
+
+    AUTO = "auto"
+    GAUSSIAN = "gaussian"
+    HETEROSCEDASTIC = "heteroscedastic"
+    STUDENT_T = "student_t"
+    POISSON = "poisson"
+
+
+class Decimal(str, Enum):
+    """The decimal mark."""
+
+    POINT = "."
+    COMMA = ","
+
+
+class Experiment(str, Enum):
+    """What of the paper to reproduce."""
+
+    TABLE1 = "table1"
+    FIGURE1 = "figure1"
+    FIGURE2 = "figure2"
+
+
+ModelFile = Annotated[str, typer.Argument(metavar="MODEL", help="Model file, as 'fit' writes it.")]
+TableFile = Annotated[
+    str, typer.Argument(metavar="TABLE", help="CSV, TSV or Parquet file; '-' is standard input.")
+]
+Separator = Annotated[
+    str | None, typer.Option("--separator", help="Between cells; by default found out.")
+]
+DecimalMark = Annotated[Decimal, typer.Option("--decimal", help="Decimal mark of the table.")]
+Encoding = Annotated[str, typer.Option("--encoding", help="Of the table, such as latin-1.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Write JSON.")]
+Level = Annotated[float, typer.Option("--level", help="Probability inside an interval.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress and notes on stderr.")]
+
+
+@app.callback(invoke_without_command=True)
+def front(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+) -> None:
+    """Show the version, or the help if nothing else was asked for."""
+    if version:
+        from importlib.metadata import version as installed
+
+        typer.echo(f"whvi {installed('whvi')}")
+    elif context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+
+
+@app.command()
+def fit(
+    table: TableFile,
+    target: Annotated[str, typer.Option("--target", "-t", help="Column to predict.")],
+    output: Annotated[str, typer.Option("--output", "-o", help="Model file to write.")],
+    task: Annotated[
+        Task, typer.Option("--task", help="auto: texts are classes, numbers are not.")
+    ] = Task.AUTO,
+    likelihood: Annotated[
+        NoiseModel, typer.Option("--likelihood", help="auto: the best on held-out rows.")
+    ] = NoiseModel.AUTO,
+    members: Annotated[
+        int | None, typer.Option("--members", min=1, help="Networks in the ensemble.")
+    ] = None,
+    hidden: Annotated[
+        str | None, typer.Option("--hidden", help="Widths of hidden layers, such as 128,128.")
+    ] = None,
+    steps: Annotated[int | None, typer.Option("--steps", min=1, help="Steps of training.")] = None,
+    drop: Annotated[
+        list[str] | None, typer.Option("--drop", help="Column to leave out; repeat for more.")
+    ] = None,
+    impute: Annotated[
+        bool, typer.Option("--impute", help="Fill missing cells instead of refusing them.")
+    ] = False,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Fixes every random choice.")] = 0,
+    checkpoint: Annotated[
+        str | None,
+        typer.Option("--checkpoint", help="Folder to go on from if the command is stopped."),
+    ] = None,
+    quiet: Quiet = False,
+    separator: Separator = None,
+    decimal: DecimalMark = Decimal.POINT,
+    encoding: Encoding = "utf-8",
+) -> None:
+    """Fit a model to a table and write it to a file."""
+    from whvi.cli.fitting import FitOptions, fit_table
+    from whvi.cli.tables import TableOptions
+
+    options = FitOptions(
+        target=target,
+        task=task.value,
+        likelihood=likelihood.value,
+        members=members,
+        hidden=hidden,
+        steps=steps,
+        drop=tuple(drop or ()),
+        impute=impute,
+        seed=seed,
+        checkpoint=checkpoint,
+        quiet=quiet,
+    )
+    fit_table(table, output, options, TableOptions(separator, decimal.value, encoding))
+
+
+@app.command()
+def predict(
+    model: ModelFile,
+    table: TableFile,
+    output: Annotated[
+        str, typer.Option("--output", "-o", help="CSV, TSV or Parquet; '-' is standard output.")
+    ] = "-",
+    level: Level = 0.9,
+    keep: Annotated[
+        list[str] | None, typer.Option("--keep", help="Column to copy; repeat for more.")
+    ] = None,
+    quiet: Quiet = False,
+    separator: Separator = None,
+    decimal: DecimalMark = Decimal.POINT,
+    encoding: Encoding = "utf-8",
+) -> None:
+    """Predict every row of a table: mean, std, epistemic, aleatoric, lower, upper; or classes."""
+    from whvi.cli.predicting import predict_table
+    from whvi.cli.tables import TableOptions
+
+    options = TableOptions(separator, decimal.value, encoding, quiet=quiet)
+    predict_table(model, table, output, options, level=level, keep=tuple(keep or ()))
+
+
+@app.command()
+def evaluate(
+    model: ModelFile,
+    table: TableFile,
+    as_json: AsJson = False,
+    level: Level = 0.9,
+    quiet: Quiet = False,
+    separator: Separator = None,
+    decimal: DecimalMark = Decimal.POINT,
+    encoding: Encoding = "utf-8",
+) -> None:
+    """Score predictions against the target column of a table."""
+    from whvi.cli.judging import evaluate_table
+    from whvi.cli.tables import TableOptions
+
+    options = TableOptions(separator, decimal.value, encoding, quiet=quiet)
+    evaluate_table(model, table, options, level=level, as_json=as_json)
+
+
+@app.command()
+def report(
+    model: ModelFile,
+    table: TableFile,
+    output: Annotated[
+        str, typer.Option("--output", "-o", help="HTML file; '-' is standard output.")
+    ],
+    level: Level = 0.9,
+    quiet: Quiet = False,
+    separator: Separator = None,
+    decimal: DecimalMark = Decimal.POINT,
+    encoding: Encoding = "utf-8",
+) -> None:
+    """Write a page with scores, pictures and plain words on how good the model is on a table."""
+    from whvi.cli.judging import report_table
+    from whvi.cli.tables import TableOptions
+
+    options = TableOptions(separator, decimal.value, encoding, quiet=quiet)
+    report_table(model, table, output, options, level=level)
+
+
+@app.command()
+def info(model: ModelFile, as_json: AsJson = False) -> None:
+    """Describe a model file."""
+    from whvi.cli.describing import describe_model
+
+    describe_model(model, as_json=as_json)
+
+
+@app.command()
+def demo(
+    output: Annotated[
+        str, typer.Option("--output", "-o", help="Folder to write to.")
+    ] = "demo_output",
+    quick: Annotated[bool, typer.Option("--quick", help="A few steps only.")] = False,
+) -> None:
+    """Fit an embedded data set, compare with other models, write model, predictions, report."""
+    from whvi.cli.demo import run_demo
+
+    run_demo(output, quick=quick)
+
+
+@app.command()
+def doctor() -> None:
+    """Tell which kernel runs, with what, and whether its results are right."""
+    from whvi.doctor import main as examine
+
+    raise typer.Exit(examine())
+
+
+@app.command()
+def reproduce(
+    what: Annotated[Experiment, typer.Argument(help="Which table or figure of the paper.")],
+    output: Annotated[
+        str | None, typer.Option("--output", "-o", help="Folder; by default results/<what>.")
+    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="A small part, in minutes.")] = False,
+    methods: Annotated[
+        list[str] | None, typer.Option("--methods", help="Names; repeat or separate by commas.")
+    ] = None,
+    data: Annotated[
+        list[str] | None, typer.Option("--data", help="Data sets; repeat or separate by commas.")
+    ] = None,
+    splits: Annotated[str | None, typer.Option("--splits", help="Such as 0-4,7.")] = None,
+    seeds: Annotated[
+        list[str] | None, typer.Option("--seeds", help="Repeat or separate by commas.")
+    ] = None,
+    jobs: Annotated[int, typer.Option("--jobs", min=1, help="Processes.")] = 1,
+    shard: Annotated[str, typer.Option("--shard", help="i/n: the i-th of n parts.")] = "1/1",
+    data_dir: Annotated[
+        str | None, typer.Option("--data-dir", help="Folder of the UCI sets.")
+    ] = None,
+    quiet: Quiet = False,
+) -> None:
+    """Compute a table or figure of the paper; stopped runs go on where they were."""
+    from whvi.cli.reproducing import ReproduceOptions, reproduce_paper
+
+    options = ReproduceOptions(
+        output=output,
+        quick=quick,
+        methods=_names(methods),
+        data=_names(data),
+        splits=splits,
+        seeds=_names(seeds),
+        jobs=jobs,
+        shard=shard,
+        data_dir=data_dir,
+        quiet=quiet,
+    )
+    reproduce_paper(what.value, options)
+
+
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def bench(context: typer.Context) -> None:
+    """Measure speed: all benchmarks in a source checkout (options go to them), else a short one."""
+    from whvi.cli.benchmarking import run_benchmarks
+
+    raise typer.Exit(run_benchmarks(context.args))
+
+
+def _names(values: list[str] | None) -> tuple[str, ...]:
+    return tuple(name for value in values or () for name in value.split(",") if name)

@@ -1,0 +1,18 @@
+"""Estimators in the manner of scikit-learn: tables in, predictions with error bars out."""
+
+from __future__ import annotations
+
+from whvi.errors import MissingDependencyError
+
+try:
+    import pandas  # noqa: F401 - to say what is missing before anything else fails
+    import sklearn  # noqa: F401 - likewise
+except ImportError as error:
+    raise MissingDependencyError(
+        f"the estimators need scikit-learn and pandas ({error}): pip install 'whvi[sklearn]'"
+    ) from error
+
+from whvi.estimators.classifier import WHVIClassifier
+from whvi.estimators.regressor import WHVIRegressor
+
+__all__ = ["WHVIClassifier", "WHVIRegressor"]

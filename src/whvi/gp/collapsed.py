@@ -1,0 +1,138 @@
+r"""Models that are linear in their coefficients, with the best Gaussian ``q`` in closed form.
+
+``y = ψ(x)·a + ε``, ``a ~ N(0, I)``, ``ε ~ N(0, σ²)``. With ``Λ = ΨᵀΨ/σ² + I`` and
+``m = Λ⁻¹ Ψᵀy/σ²`` the bound, maximised over all ``q(a) = N(m, Σ)`` of one family, is
+
+.. math:: -\tfrac N2 \log 2\pi\sigma^2 - \tfrac{y^\top y}{2\sigma^2} + \tfrac12 m^\top \Lambda m
+    - \tfrac12 \log\det\Lambda
+
+for full covariance (``Σ = Λ⁻¹``; the bound is the evidence), and with ``Σ_k log Λ_kk`` instead of
+the log-determinant for diagonal covariance (``Σ_kk = 1/Λ_kk``, the same mean). The data enter by
+``ΨᵀΨ``, ``Ψᵀy``, ``yᵀy`` and ``N`` only, which are summed over chunks of rows in float64.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from whvi.errors import ConfigError, NumericalError, ShapeError
+
+COVARIANCES = ("diagonal", "full")
+
+
+def check_covariance(covariance: str) -> None:
+    """Refuse anything but the two families of ``q``."""
+    if covariance not in COVARIANCES:
+        raise ConfigError(f"covariance must be 'diagonal' or 'full', got {covariance!r}")
+
+
+class Statistics(NamedTuple):
+    """What a linear model needs to know of its data, in float64."""
+
+    gram: Tensor  # ΨᵀΨ, (K, K)
+    projection: Tensor  # Ψᵀy, (K,)
+    sum_squares: Tensor  # yᵀy, ()
+    num_rows: float
+
+    @classmethod
+    def zeros(cls, num_coefficients: int) -> Statistics:
+        """Return those of no rows."""
+        zeros = torch.zeros(num_coefficients + 1, num_coefficients, dtype=torch.float64)
+        return cls(zeros[1:], zeros[0], torch.zeros((), dtype=torch.float64), 0)
+
+    def add(self, psi: Tensor, y: Tensor) -> Statistics:
+        """Return those of these rows too: ``psi (n, K)`` of any float type, ``y (n,)``."""
+        if psi.dim() != 2 or psi.shape[1:] != self.projection.shape or y.shape != psi.shape[:1]:
+            raise ShapeError(
+                f"psi must be (n, {len(self.projection)}) and y (n,), got {tuple(psi.shape)} and "
+                f"{tuple(y.shape)}"
+            )
+        psi, y = psi.double(), y.double()
+        return Statistics(
+            self.gram + psi.T @ psi,
+            self.projection + psi.T @ y,
+            self.sum_squares + y @ y,
+            self.num_rows + len(y),
+        )
+
+    def scaled(self, factor: float) -> Statistics:
+        """Return what ``factor`` times as many rows of this kind would give."""
+        gram, projection, sum_squares, num_rows = self
+        return Statistics(
+            factor * gram, factor * projection, factor * sum_squares, factor * num_rows
+        )
+
+
+class CoefficientPosterior(NamedTuple):
+    """``q(a) = N(mean, Σ)``: ``Σ = diag(variance)``, or ``Σ = root rootᵀ`` if full."""
+
+    mean: Tensor  # (K,)
+    variance: Tensor  # (K,), the diagonal of Σ
+    root: Tensor | None = None  # (K, K), or None for diagonal covariance
+
+    def function_moments(self, psi: Tensor) -> tuple[Tensor, Tensor]:
+        """Return mean and variance of ``psi @ a`` for every row, each ``(n,)``, float64."""
+        psi = psi.double()
+        if self.root is None:
+            return psi @ self.mean, psi.square() @ self.variance
+        return psi @ self.mean, (psi @ self.root).square().sum(-1)
+
+
+class CollapsedBound(NamedTuple):
+    """The bound in nats over all rows, differentiable, and the ``q`` that attains it."""
+
+    value: Tensor
+    posterior: CoefficientPosterior
+
+
+def collapsed_bound(
+    statistics: Statistics,
+    noise_variance: Tensor | float,
+    covariance: str = "diagonal",
+    *,
+    prior_variance: Tensor | None = None,
+) -> CollapsedBound:
+    r"""Return the bound of the module's docstring and its posterior.
+
+    Args:
+        statistics: Of the training rows.
+        noise_variance: ``σ²``.
+        covariance: ``"diagonal"`` or ``"full"``.
+        prior_variance: ``k(x, x)`` of a Gaussian process of which ``ψ·a`` is only a part (inducing
+            points). The rest costs ``Σ_n (k(x_n, x_n) − ‖ψ_n‖²) / 2σ²`` (Titsias, 2009).
+    """
+    check_covariance(covariance)
+    gram, projection, sum_squares, num_rows = statistics
+    noise = torch.as_tensor(noise_variance, dtype=torch.float64)
+    precision = gram / noise + torch.eye(len(gram), dtype=torch.float64)
+    factor, failed = torch.linalg.cholesky_ex(precision)
+    if bool(failed) or not bool(torch.isfinite(factor).all()):
+        raise NumericalError(
+            f"ΨᵀΨ/σ² + I has no Cholesky factor at noise variance {noise.item():.3g}; standardise "
+            f"inputs and targets, or raise the noise variance"
+        )
+    half = torch.linalg.solve_triangular(factor, (projection / noise).unsqueeze(-1), upper=False)
+    mean = torch.linalg.solve_triangular(factor.T, half, upper=True).squeeze(-1)
+    diagonal = precision.diagonal()
+    log_det = (
+        diagonal.log().sum() if covariance == "diagonal" else 2 * factor.diagonal().log().sum()
+    )
+    fit = half.square().sum() - sum_squares / noise - num_rows * (2 * math.pi * noise).log()
+    value = 0.5 * (fit - log_det)
+    if prior_variance is not None:
+        value = value - (num_rows * prior_variance - gram.trace()) / (2 * noise)
+    return CollapsedBound(value, _posterior(mean, diagonal, factor, covariance))
+
+
+def _posterior(
+    mean: Tensor, diagonal: Tensor, factor: Tensor, covariance: str
+) -> CoefficientPosterior:
+    if covariance == "diagonal":
+        return CoefficientPosterior(mean.detach(), diagonal.detach().reciprocal())
+    identity = torch.eye(len(mean), dtype=torch.float64)
+    root = torch.linalg.solve_triangular(factor.detach().T, identity, upper=True)
+    return CoefficientPosterior(mean.detach(), root.square().sum(-1), root)

@@ -1,0 +1,106 @@
+r"""Sparse Gaussian process with learned inducing locations, as a collapsed model.
+
+``ψ(x) = k(x, Z) L^{-T}`` with ``L Lᵀ = k(Z, Z)`` makes the inducing variables ``a = L⁻¹ f(Z)`` a
+priori standard normal. The kernel is ``σ_f² exp(−‖(x − z)/ℓ‖²/2)``, everything is float64. With
+full covariance the bound is that of Titsias (2009).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import final
+
+import torch
+from torch import Tensor, nn
+
+from whvi.checks import check_last_dim, check_positive_int
+from whvi.errors import NumericalError
+from whvi.gp.bases import Basis
+
+_JITTER = 1e-9  # relative to σ_f²; a larger one visibly limits the accuracy
+_LLOYD_STEPS = 20
+
+
+@final
+class InducingBasis(Basis):
+    """``K`` inducing points with learned locations ``Z``.
+
+    Args:
+        num_inputs: ``d``.
+        num_inducing: ``K``.
+    """
+
+    def __init__(self, num_inputs: int, num_inducing: int) -> None:
+        super().__init__()
+        check_positive_int("num_inputs", num_inputs)
+        check_positive_int("num_inducing", num_inducing)
+        zeros = torch.zeros(num_inducing, num_inputs, dtype=torch.float64)
+        self.locations = nn.Parameter(zeros)
+        self.log_lengthscale = nn.Parameter(torch.zeros(num_inputs, dtype=torch.float64))
+        self.log_variance = nn.Parameter(torch.zeros((), dtype=torch.float64))
+
+    @property
+    def num_coefficients(self) -> int:
+        """Inducing points."""
+        return len(self.locations)
+
+    @property
+    def row_elements(self) -> int:
+        """Distances and kernel values of a row."""
+        return 4 * len(self.locations)
+
+    def num_shape_parameters(self, *, count_inducing: bool = True) -> int:
+        """The locations, if they count."""
+        return self.locations.numel() if count_inducing else 0
+
+    def prior_variance(self) -> Tensor:
+        """``k(x, x) = σ_f²``."""
+        return self.log_variance.exp()
+
+    @torch.no_grad()
+    def restart(self, x: Tensor, generator: torch.Generator) -> None:
+        """Put the locations at the centres of clusters of ``x``; ``ℓ = √d``, ``σ_f = 1``."""
+        self.locations.copy_(cluster_centres(x, len(self.locations), generator))
+        self.log_lengthscale.fill_(0.5 * math.log(x.shape[-1]))
+        self.log_variance.zero_()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return ``k(x, Z) L^{-T}``."""
+        check_last_dim("x", x, self.locations.shape[-1])
+        unit = (-self.log_lengthscale).exp()
+        centres = self.locations * unit
+        scale = (0.5 * self.log_variance).exp()
+        identity = torch.eye(len(centres), dtype=torch.float64)
+        inner = _rbf(centres, centres) + _JITTER * identity
+        factor, failed = torch.linalg.cholesky_ex(inner)
+        if bool(failed):
+            raise NumericalError(
+                "the kernel matrix of the inducing points has no Cholesky factor: some coincide"
+            )
+        cross = _rbf(centres, x.double() * unit)
+        psi: Tensor = scale * torch.linalg.solve_triangular(factor, cross, upper=False).T
+        return psi
+
+
+def _rbf(a: Tensor, b: Tensor) -> Tensor:
+    """``exp(−‖a − b‖²/2)`` of all pairs."""
+    squares = a.square().sum(-1, keepdim=True) + b.square().sum(-1) - 2 * a @ b.T
+    return (-0.5 * squares.clamp_min(0)).exp()
+
+
+def cluster_centres(x: Tensor, num: int, generator: torch.Generator) -> Tensor:
+    """Return ``num`` centres by Lloyd's algorithm from random rows, shape ``(num, d)``.
+
+    With fewer rows than centres, rows repeat with a little noise.
+    """
+    rows = torch.randperm(len(x), generator=generator)[:num]
+    if len(rows) < num:
+        rows = torch.randint(len(x), (num,), generator=generator)
+    noise = torch.randn(num, x.shape[-1], generator=generator, dtype=torch.float64)
+    centres = x[rows].double() + 1e-3 * noise
+    for _ in range(_LLOYD_STEPS):
+        nearest = torch.cdist(x.double(), centres).argmin(-1)
+        sums = torch.zeros_like(centres).index_add_(0, nearest, x.double())
+        counts = torch.bincount(nearest, minlength=num).unsqueeze(-1)
+        centres = torch.where(counts > 0, sums / counts.clamp_min(1), centres)
+    return centres

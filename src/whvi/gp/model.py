@@ -1,0 +1,310 @@
+r"""Gaussian processes by random features, from data in the user's units to predictions in them.
+
+``f(x) = φ(x)·w``, ``w ~ N(0, I)``: a Gaussian process whose kernel is ``φ(x)·φ(z) ≈ k(x, z)``. With
+Gaussian noise ``q`` is known in closed form given the hyper-parameters (and ``s1``, ``s2``): the
+collapsed bound. Other likelihoods, and minibatches, train the same layer by its ELBO.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import final
+
+import torch
+from torch import Tensor, nn
+
+from whvi.checks import check_finite, check_last_dim, check_positive_int
+from whvi.errors import ConfigError, DataError, ShapeError
+from whvi.gp.collapsed import collapsed_bound
+from whvi.gp.draws import FunctionDraws
+from whvi.gp.evaluation import InputScaling, map_blocks
+from whvi.gp.features import RandomFeatures
+from whvi.gp.kernels import Kernel
+from whvi.gp.layer import FeatureLayer
+from whvi.gp.layer_basis import LayerBasis, basis_of, write_posterior
+from whvi.gp.optimise import CollapsedFit, fit_collapsed
+from whvi.gp.options import make_likelihood, posterior_name
+from whvi.gp.predictive import gaussian_marginals
+from whvi.gp.streaming import stream_statistics
+from whvi.layers.weights import OutputMoments
+from whvi.likelihoods import Gaussian, Likelihood
+from whvi.posteriors import FullGaussian
+from whvi.predictive import Predictive
+from whvi.training import FitConfig, History, fit
+
+_MINIBATCHES = FitConfig(num_steps=3000, batch_size=256, learning_rate=2e-2)
+_PREDICTIVE_DRAWS = 64  # for likelihoods without a closed form
+
+
+@final
+class RandomFeatureGP(nn.Module):
+    """A Gaussian process by random features for regression, classification and counts.
+
+    Args:
+        in_features: ``d``.
+        num_features: ``M``.
+        kernel: A name of :data:`whvi.gp.kernels.KERNELS` or a kernel.
+        projection: A name of :data:`whvi.gp.projections.PROJECTIONS`.
+        weights: Posterior of the weights. ``"whvi"``: ``w = vec(W)``, about ``4√M`` parameters;
+            ``"mean-field"``: independent weights, ``2M``; ``"full"``: all covariances, ``M²/2``,
+            which for Gaussian noise is the exact posterior.
+        covariance: Of ``q(g)`` for ``weights="whvi"``: ``"diagonal"`` or ``"full"``.
+        likelihood: ``"gaussian"`` or a likelihood such as ``Bernoulli()`` or ``Categorical(10)``.
+        seed: Decides frequencies, starting points and the draws of :meth:`predict`.
+        dtype: Of the features; coefficients and scaling are float64 in any case.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        num_features: int = 4096,
+        *,
+        kernel: str | Kernel = "rbf",
+        projection: str = "orthogonal",
+        weights: str = "whvi",
+        covariance: str = "diagonal",
+        likelihood: str | Likelihood = "gaussian",
+        seed: int = 0,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        check_positive_int("in_features", in_features)
+        posterior = posterior_name(weights, covariance)
+        self.likelihood = make_likelihood(likelihood)
+        self.weights, self.seed = weights, seed
+        self.scaling = InputScaling(in_features)
+        features = RandomFeatures(
+            in_features,
+            num_features,
+            kernel=kernel,
+            projection=projection,
+            lengthscale=math.sqrt(in_features),  # of standardised inputs
+            seed=seed,
+            dtype=dtype,
+        )
+        self.layer = FeatureLayer(
+            features,
+            self.likelihood.num_features,
+            structured=weights == "whvi",
+            posterior=posterior,
+        )
+        self.layer.reset_parameters(generator=torch.Generator().manual_seed(seed))
+
+    @property
+    def in_features(self) -> int:
+        """``d``."""
+        return self.layer.features.in_features
+
+    @property
+    def lengthscale(self) -> Tensor:
+        """Lengthscales in the units of the inputs, shape ``(d,)``, float64."""
+        return self.layer.features.lengthscale.detach().double() * self.scaling.scale
+
+    @property
+    def noise_std(self) -> Tensor:
+        """Standard deviation of Gaussian noise in the units of the targets, a float64 scalar."""
+        if not isinstance(self.likelihood, Gaussian):
+            raise ConfigError(
+                f"only Gaussian noise has a standard deviation, not {self.likelihood}"
+            )
+        return self.likelihood.noise_scale.detach().double().squeeze()
+
+    # Training ------------------------------------------------------------------------------
+
+    def fit(
+        self,
+        x: Tensor,
+        y: Tensor,
+        *,
+        config: FitConfig | None = None,
+        starts: int = 3,
+        iterations: int = 100,
+        subset: int = 4000,
+    ) -> CollapsedFit | History:
+        """Learn hyper-parameters and posterior from rows in the user's units.
+
+        Args:
+            x: Inputs, shape ``(N, d)``, any floating dtype; standardised inside.
+            y: Targets, shape ``(N,)`` or ``(N, 1)``; labels for label likelihoods.
+            config: Train the ELBO on minibatches by :func:`whvi.fit`. ``None``: for Gaussian
+                noise the collapsed bound, else minibatches with a default configuration.
+            starts, iterations, subset: Of the collapsed bound: starting points, of which the best
+                is kept; iterations of L-BFGS; rows that choose the hyper-parameters. The
+                posterior and the noise come from all rows, streamed.
+
+        Returns:
+            What was done: a :class:`CollapsedFit` or the history of :func:`whvi.fit`.
+        """
+        x, y = self._checked(x, y)
+        self.scaling.fit(x)
+        self.likelihood.set_target_scaling(y)
+        rows = self.scaling(x)
+        if config is None and isinstance(self.likelihood, Gaussian):
+            return self._fit_collapsed(rows, y, starts, iterations, subset)
+        chosen = config or _MINIBATCHES
+        return fit(self.layer, self.likelihood, (rows, y), config=chosen)
+
+    def _fit_collapsed(
+        self, rows: Tensor, y: Tensor, starts: int, iterations: int, subset: int
+    ) -> CollapsedFit:
+        likelihood = self.likelihood
+        assert isinstance(likelihood, Gaussian)  # the caller looked
+        z = (y.double() - likelihood.target_mean) / likelihood.target_scale
+        result = fit_collapsed(
+            basis_of(self.layer, min(len(y), subset)),
+            rows,
+            z,
+            covariance=self._covariance,
+            starts=starts,
+            iterations=iterations,
+            subset=subset,
+            seed=self.seed,
+        )
+        with torch.no_grad():
+            likelihood.log_noise_variance.fill_(math.log(result.noise_variance))
+            write_posterior(self.layer, result.posterior)
+        return result
+
+    def condition(self, x: Tensor, y: Tensor) -> float:
+        """Set the posterior in closed form for the hyper-parameters as they are; Gaussian noise.
+
+        Args:
+            x, y: Rows and targets in the user's units, as in :meth:`fit`; streamed.
+
+        Returns:
+            The bound on the log evidence in nats, in the user's units; for ``weights="full"`` it
+            is the log evidence of the model.
+        """
+        likelihood = self.likelihood
+        if not isinstance(likelihood, Gaussian):
+            raise ConfigError(f"only Gaussian noise has a closed form, not {likelihood}; use fit")
+        x, y = self._checked(x, y)
+        z = (y.double() - likelihood.target_mean) / likelihood.target_scale
+        statistics = stream_statistics(LayerBasis(self.layer), self.scaling(x), z)
+        noise = (likelihood.noise_scale / likelihood.target_scale).square().detach()
+        bound = collapsed_bound(statistics, noise.squeeze(), self._covariance)
+        with torch.no_grad():
+            write_posterior(self.layer, bound.posterior)
+        return float(bound.value - len(y) * likelihood.target_scale.log())
+
+    @torch.no_grad()
+    def adopt(self, other: RandomFeatureGP) -> None:
+        """Take units, noise, lengthscales and variance of another model of the same inputs.
+
+        The number of features may differ: find hyper-parameters with few, :meth:`condition` many.
+        """
+        self.scaling.load_state_dict(other.scaling.state_dict())
+        self.likelihood.load_state_dict(other.likelihood.state_dict())
+        mine, theirs = self.layer.features, other.layer.features
+        mine.log_lengthscale.copy_(theirs.log_lengthscale)
+        mine.log_variance.copy_(theirs.log_variance)
+
+    @property
+    def _covariance(self) -> str:
+        return "full" if isinstance(self.layer.posterior, FullGaussian) else "diagonal"
+
+    # Prediction ----------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def predict(self, x: Tensor) -> Predictive:
+        """Return the predictive distribution of targets at ``x (N, d)``, in the user's units.
+
+        With Gaussian noise it is exact; otherwise it mixes 64 draws of the function, the same ones
+        for every call.
+        """
+        if not isinstance(self.likelihood, Gaussian):
+            generator = torch.Generator().manual_seed(self.seed)
+            values = self.draw_functions(_PREDICTIVE_DRAWS, generator=generator)(x)
+            return self.likelihood.predictive(values)
+        mean, variance = self.predict_function(x)
+        return gaussian_marginals(mean, variance.sqrt(), self.noise_std)
+
+    @torch.no_grad()
+    def predict_function(self, x: Tensor) -> OutputMoments:
+        """Return mean and variance of the function itself, without noise.
+
+        Returns:
+            Each of shape ``(N,)`` in the user's units for Gaussian noise; for other likelihoods
+            ``(N, O)`` in the units of the function (logits, log rates). Float64.
+        """
+        self._check_inputs(x)
+        mean, variance = map_blocks(self.layer, self.scaling, x, self.layer.moments_function())
+        if not isinstance(self.likelihood, Gaussian):
+            return OutputMoments(mean, variance)
+        unit = self.likelihood.target_scale
+        mean = mean * unit + self.likelihood.target_mean
+        return OutputMoments(mean.squeeze(-1), (variance * unit.square()).squeeze(-1))
+
+    @torch.no_grad()
+    def predict_mean(self, x: Tensor) -> Tensor:
+        """Return the mean of :meth:`predict_function` alone: the same bits for a fraction of it."""
+        self._check_inputs(x)
+        mean = self.layer.posterior.mean
+        (values,) = map_blocks(
+            self.layer, self.scaling, x, lambda psi: (self.layer.combine(psi, mean),)
+        )
+        if not isinstance(self.likelihood, Gaussian):
+            return values
+        return (values * self.likelihood.target_scale + self.likelihood.target_mean).squeeze(-1)
+
+    def draw_functions(
+        self, num: int, *, generator: torch.Generator | None = None
+    ) -> FunctionDraws:
+        """Draw functions from the posterior: callables that can be evaluated anywhere, again.
+
+        Args:
+            num: ``S``, how many.
+            generator: Source of randomness; ``None`` is torch's default generator.
+
+        Returns:
+            A callable ``x (N, d) → (S, N)`` in the user's units (``(S, N, O)`` in the units of
+            the function for other likelihoods), differentiable in ``x``.
+        """
+        check_positive_int("num", num)
+        with torch.no_grad():
+            coefficients = self.layer.posterior.rsample((num,), generator=generator)
+        return self._functions(coefficients)
+
+    def mean_function(self) -> FunctionDraws:
+        """Return the posterior mean as one function, a callable like :meth:`draw_functions`."""
+        return self._functions(self.layer.posterior.mean.detach().unsqueeze(0))
+
+    def gradient(self, x: Tensor) -> Tensor:
+        """Return the gradient of the mean with respect to ``x (N, d)``, in the user's units.
+
+        Shape ``(N, d)``, or ``(N, O, d)`` for likelihoods with other than Gaussian noise.
+        """
+        return self.mean_function().gradient(x).squeeze(0)
+
+    # Inner rooms ---------------------------------------------------------------------------
+
+    def _functions(self, coefficients: Tensor) -> FunctionDraws:
+        if not isinstance(self.likelihood, Gaussian):
+            return FunctionDraws(self.layer, self.scaling, coefficients)
+        shift, unit = self.likelihood.target_mean, self.likelihood.target_scale
+        return FunctionDraws(self.layer, self.scaling, coefficients, shift, unit)
+
+    def _checked(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        self._check_inputs(x)
+        check_finite("x", x)
+        if not isinstance(y, Tensor) or y.shape not in ((len(x),), (len(x), 1)):
+            raise ShapeError(
+                f"targets must have shape ({len(x)},) or ({len(x)}, 1), one per row of x, got "
+                f"{tuple(y.shape) if isinstance(y, Tensor) else type(y).__name__}"
+            )
+        if len(x) < 2:
+            raise DataError(f"a Gaussian process needs at least 2 rows to learn from, got {len(x)}")
+        self.likelihood.check_targets(y)
+        return x.detach(), y.detach().reshape(-1)
+
+    def _check_inputs(self, x: Tensor) -> None:
+        if not isinstance(x, Tensor) or x.dim() != 2 or not x.is_floating_point():
+            raise ShapeError(
+                f"x must be a floating-point tensor of shape (N, {self.in_features}), got "
+                f"{(tuple(x.shape), x.dtype) if isinstance(x, Tensor) else type(x).__name__}"
+            )
+        check_last_dim("x", x, self.in_features)
+
+    def extra_repr(self) -> str:
+        """Show the posterior."""
+        return f"weights={self.weights!r}, posterior={type(self.layer.posterior).__name__}"

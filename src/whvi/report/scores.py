@@ -1,0 +1,131 @@
+"""How good the predictions for a table are: frozen records of numbers."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from whvi.errors import ShapeError
+from whvi.metrics import accuracy, auroc, brier, calibration_error, coverage, crps, ece, mnll, rmse
+from whvi.predictive import Predictive
+
+LEVELS = (0.5, 0.8, 0.9, 0.95)
+
+
+@dataclass(frozen=True)
+class IntervalScore:
+    """How the central intervals of one level did."""
+
+    level: float
+    coverage: float  # share of targets inside
+    median_width: float  # in units of the target
+
+
+@dataclass(frozen=True)
+class RegressionScores:
+    """Scores of a regression. Errors are in units of the target, ``mnll`` in nats per row."""
+
+    num_rows: int
+    rmse: float
+    rmse_of_mean: float  # of always predicting the mean of these rows
+    mae: float
+    r2: float  # NaN for a constant target
+    mnll: float
+    crps: float
+    calibration_error: float
+    epistemic_share: float  # of the predicted variance
+    intervals: tuple[IntervalScore, ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain values, ready for JSON."""
+        return dataclasses.asdict(self)
+
+
+@dataclass(frozen=True)
+class LabelScores:
+    """Scores of a classification. ``log_loss`` is in nats per row."""
+
+    num_rows: int
+    accuracy: float
+    accuracy_of_most_frequent: float  # of always predicting the most frequent class of these rows
+    log_loss: float
+    brier: float
+    ece: float
+    mean_confidence: float
+    auroc: float | None  # two classes, both present
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain values, ready for JSON."""
+        return dataclasses.asdict(self)
+
+
+def score_regression(
+    predictive: Predictive, y: Tensor, *, levels: Sequence[float] = LEVELS
+) -> RegressionScores:
+    """Score predictions of one output.
+
+    Args:
+        predictive: One output, no replicas, N rows.
+        y: True values, shape ``(N,)``.
+        levels: Of the intervals to judge.
+    """
+    y = y.double()
+    mean = predictive.mean
+    if mean.shape != y.shape or y.dim() != 1:
+        raise ShapeError(
+            f"expected one target per row, got predictions of shape {tuple(mean.shape)} and "
+            f"targets of shape {tuple(y.shape)}"
+        )
+    deviation = rmse(y.mean().expand_as(y), y)
+    error = rmse(mean, y)
+    return RegressionScores(
+        num_rows=len(y),
+        rmse=error.item(),
+        rmse_of_mean=deviation.item(),
+        mae=(mean - y).abs().mean().item(),
+        r2=1 - (error / deviation).square().item() if deviation > 0 else float("nan"),
+        mnll=mnll(predictive.log_prob(y)).item(),
+        crps=crps(predictive, y).item(),
+        calibration_error=calibration_error(pit_values(predictive, y)).item(),
+        epistemic_share=_epistemic_share(predictive),
+        intervals=tuple(_score_interval(predictive, y, level) for level in levels),
+    )
+
+
+def score_labels(predictive: Predictive, labels: Tensor) -> LabelScores:
+    """Score predictions of classes; ``labels`` are whole numbers 0, …, C − 1, shape ``(N,)``."""
+    probs, labels = predictive.probs, labels.long()
+    frequent = labels.bincount().max().item() / len(labels)
+    both = probs.shape[-1] == 2 and len(labels.unique()) == 2
+    chosen = probs.gather(-1, labels.unsqueeze(-1)).squeeze(-1)
+    return LabelScores(
+        num_rows=len(labels),
+        accuracy=accuracy(predictive.mode, labels).item(),
+        accuracy_of_most_frequent=frequent,
+        log_loss=mnll(chosen.log()).item(),
+        brier=brier(probs, labels).item(),
+        ece=ece(probs, labels).item(),
+        mean_confidence=probs.max(-1).values.mean().item(),
+        auroc=auroc(probs[:, 1], labels).item() if both else None,
+    )
+
+
+def pit_values(predictive: Predictive, y: Tensor) -> Tensor:
+    """Return ``cdf(y)``; for counts halfway between ``P(Y < y)`` and ``P(Y <= y)``."""
+    below = predictive.cdf(y)
+    return (below + predictive.cdf(y - 1)) / 2 if predictive.discrete else below
+
+
+def _epistemic_share(predictive: Predictive) -> float:
+    total = predictive.variance.mean()
+    return (predictive.epistemic.square().mean() / total).item() if total > 0 else float("nan")
+
+
+def _score_interval(predictive: Predictive, y: Tensor, level: float) -> IntervalScore:
+    lower, upper = predictive.interval(level)
+    inside = coverage(lower, upper, y).item()
+    return IntervalScore(level, inside, (upper - lower).median().item())

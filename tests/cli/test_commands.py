@@ -1,0 +1,241 @@
+"""Every verb does its job, and what it says agrees with what the library says."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from small_tables import QUICK
+
+from whvi.cli import main
+from whvi.cli.tables import TableOptions, model_columns, read
+from whvi.metrics import rmse
+from whvi.modelfile import load_model
+
+
+def table(text):
+    return list(csv.DictReader(io.StringIO(text)))
+
+
+def test_predictions_are_those_of_the_library(files, capsys):
+    assert main(["predict", files["house"], files["new"], "--level", "0.8"]) == 0
+    out = table(capsys.readouterr().out)
+    assert list(out[0]) == ["mean", "std", "epistemic", "aleatoric", "lower", "upper"]
+    model = load_model(files["house"])
+    frame = model_columns(read(files["new"], TableOptions()), model, TableOptions())
+    predictive = model.predict_dist(frame)
+    lower, upper = predictive.interval(0.8)
+    for name, values in [
+        *(("mean", predictive.mean), ("std", predictive.std), ("epistemic", predictive.epistemic)),
+        *(("aleatoric", predictive.aleatoric), ("lower", lower), ("upper", upper)),
+    ]:
+        assert [float(row[name]) for row in out] == values.tolist(), name
+
+
+def test_blocks_of_rows_make_no_difference(files, capsys, monkeypatch):
+    assert main(["predict", files["house"], files["test"], "--quiet"]) == 0
+    whole = capsys.readouterr().out
+    monkeypatch.setattr("whvi.cli.predicting._ROWS_AT_ONCE", 7)
+    assert main(["predict", files["house"], files["test"], "--quiet"]) == 0
+    parts = capsys.readouterr().out
+    a, b = ([[float(v) for v in row.values()] for row in table(text)] for text in (whole, parts))
+    np.testing.assert_allclose(a, b, rtol=1e-5)  # float32 products of other sizes
+
+
+def test_classes_have_labels_and_probabilities(files, tmp_path):
+    output = tmp_path / "out.tsv"
+    assert main(["predict", files["label"], files["new"], "-o", str(output)]) == 0
+    out = list(csv.DictReader(io.StringIO(output.read_text()), delimiter="\t"))
+    assert list(out[0]) == ["label", "confidence", "entropy", "p_cheap", "p_dear"]
+    for row in out:
+        probs = [float(row["p_cheap"]), float(row["p_dear"])]
+        assert sum(probs) == pytest.approx(1)
+        assert row["label"] == ["cheap", "dear"][int(np.argmax(probs))]
+        assert float(row["confidence"]) == max(probs)
+
+
+def test_scores_agree_with_the_predictions(files, capsys):
+    assert main(["evaluate", files["house"], files["test"], "--json", "-q"]) == 0
+    scores = json.loads(capsys.readouterr().out)
+    assert main(["predict", files["house"], files["test"], "--keep", "price", "-q"]) == 0
+    out = table(capsys.readouterr().out)
+    y = torch.tensor([float(row["price"]) for row in out], dtype=torch.float64)
+    mean = torch.tensor([float(row["mean"]) for row in out], dtype=torch.float64)
+    inside = [float(row["lower"]) <= float(row["price"]) <= float(row["upper"]) for row in out]
+    assert scores["rmse"] == pytest.approx(rmse(mean, y).item())
+    covered = {each["level"]: each["coverage"] for each in scores["intervals"]}
+    assert covered[0.9] == pytest.approx(sum(inside) / len(inside))
+
+
+def test_scores_can_be_read(files, capsys):
+    assert main(["evaluate", files["house"], files["test"], "-q"]) == 0
+    assert "coverage of 90 % intervals" in capsys.readouterr().out
+    assert main(["evaluate", files["label"], files["test"], "-q"]) == 0
+    assert "Brier score" in capsys.readouterr().out
+
+
+def test_reports_are_pages(files, tmp_path):
+    pytest.importorskip("matplotlib")
+    output = tmp_path / "report.html"
+    assert main(["report", files["label"], files["test"], "-o", str(output), "-q"]) == 0
+    text = output.read_text()
+    assert text.startswith("<!DOCTYPE html>")
+    assert "of 40 test rows" in text
+    assert not list(tmp_path.glob(".*"))  # nothing half-written stays
+
+
+def test_info(files, capsys):
+    assert main(["info", files["house"]]) == 0
+    out = capsys.readouterr().out
+    assert "categorical: A, B" in out
+    assert "WHVILinear" in out
+    assert main(["info", files["label"], "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["format_version"] >= 1
+
+
+def test_a_fit_is_a_function_of_its_seed(files, tmp_path):
+    models = [tmp_path / name for name in ("a", "b", "c")]
+    fit = ["fit", files["train"], "-t", "price", *QUICK, "--likelihood", "gaussian"]
+    for model, seed in zip(models, "001", strict=True):
+        assert main([*fit, "--drop", "kind", "--seed", seed, "-o", str(model)]) == 0
+    a, b, c = (load_model(model).predict(frame_of(files)) for model in models)
+    assert (a == b).all()
+    assert (a != c).any()
+
+
+def frame_of(files):
+    frame = read(files["new"], TableOptions())
+    return model_columns(frame, load_model(files["house"]), TableOptions())
+
+
+def test_a_checkpointed_fit_goes_on(files, tmp_path):
+    fit = ["fit", files["train"], "-t", "price", *QUICK, "--drop", "kind", "--likelihood=gaussian"]
+    folder = ["--checkpoint", str(tmp_path / "checkpoints")]
+    for name in ("a", "b"):  # the second goes on from the end of the first
+        assert main([*fit, *folder, "-o", str(tmp_path / name)]) == 0
+    a, b = (load_model(tmp_path / name).predict(frame_of(files)) for name in ("a", "b"))
+    assert (a == b).all()
+    assert any((tmp_path / "checkpoints").iterdir())
+
+
+def test_progress_and_summary_go_to_stderr(files, tmp_path, capsys):
+    fit = ["fit", files["train"], "-t", "price", "--drop", "kind", "--likelihood", "gaussian"]
+    assert main([*fit, *QUICK[:-1], "-o", str(tmp_path / "m")]) == 0
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert "regression of 'price' by 3 columns, 80 rows: 1 network" in captured.err
+
+
+def test_whole_numbers_are_classes_if_asked(files, tmp_path, capsys):
+    data = tmp_path / "t.csv"
+    data.write_text("x,y\n" + "".join(f"{i / 7},{i % 2}\n" for i in range(40)))
+    fit = ["fit", str(data), "-t", "y", *QUICK[:-1], "-o", str(tmp_path / "m")]
+    assert main([*fit, "--likelihood", "gaussian"]) == 0
+    assert "pass --task classification" in capsys.readouterr().err
+    assert main([*fit, "--task", "classification"]) == 0
+    assert load_model(tmp_path / "m").classes_.tolist() == [0, 1]
+    assert main(["evaluate", str(tmp_path / "m"), str(data)]) == 0
+
+
+def test_standard_input_and_output(files):
+    command = [sys.executable, "-W", "error", "-m", "whvi", "predict", files["house"], "-"]
+    with open(files["new"]) as stream:
+        result = subprocess.run(command, stdin=stream, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    assert result.stderr == ""
+    assert len(table(result.stdout)) == 10
+
+
+def test_parquet(files, tmp_path):
+    pytest.importorskip("pyarrow")
+    pandas = pytest.importorskip("pandas")
+    source, output = tmp_path / "new.parquet", tmp_path / "out.parquet"
+    pandas.read_csv(files["new"]).to_parquet(source)
+    assert main(["predict", files["house"], str(source), "-o", str(output)]) == 0
+    assert len(pandas.read_parquet(output)) == 10
+
+
+def test_version_and_help(capsys):
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out.startswith("whvi ")
+    assert main([]) == 0
+    assert "evaluate" in capsys.readouterr().out
+    for verb in ("fit", "predict", "evaluate", "report", "info", "demo", "doctor", "reproduce"):
+        assert main([verb, "--help"]) == 0
+        assert "Usage: whvi" in capsys.readouterr().out
+
+
+def test_doctor(capsys):
+    assert main(["doctor"]) == 0
+    assert "self-check" in capsys.readouterr().out
+
+
+def test_bench_without_a_checkout(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("whvi.cli.benchmarking._SIZES", (16,))
+    assert main(["bench"]) == 0
+    captured = capsys.readouterr()
+    assert "short measurement" in captured.err
+    assert "fwht" in captured.out
+
+
+def test_bench_in_a_checkout(tmp_path, monkeypatch):
+    (tmp_path / "benchmarks").mkdir()
+    for name in ("__init__", "__main__"):
+        (tmp_path / "benchmarks" / f"{name}.py").write_text("import sys; print(sys.argv[1:])\n")
+    monkeypatch.chdir(tmp_path)
+    assert main(["bench", "--quick", "--seconds", "1"]) == 0
+
+
+def test_reproduce_hands_its_options_on(monkeypatch, capsys):
+    called = {}
+
+    def fake(output, **options):
+        called.update(options, output=output)
+        return Path(output)
+
+    monkeypatch.setattr("whvi.experiments.table1.reproduce_table1", fake)
+    call = ["reproduce", "table1", "--quick", "--methods", "whvi,mean-field", "--data", "yacht"]
+    assert main([*call, "--splits", "0-1", "--shard", "1/2", "--seeds", "3", "-q"]) == 0
+    assert called["output"] == "results/table1-quick"
+    assert called["methods"] == ("whvi", "mean-field")
+    assert called["datasets"] == ("yacht",)
+    assert called["splits"] == [0, 1]
+    assert called["seeds"] == (3,)
+    assert called["shard"] == (1, 2)
+    assert called["progress"] is False
+    assert capsys.readouterr().out == "results/table1-quick/README.md\n"
+
+
+def test_reproduce_figure1(tmp_path, capsys):
+    pytest.importorskip("matplotlib")
+    assert main(["reproduce", "figure1", "--quick", "-o", str(tmp_path)]) == 0
+    assert (tmp_path / "figure1.png").is_file()
+    assert "figure1.json" in capsys.readouterr().out
+
+
+@pytest.mark.nightly
+def test_a_reader_that_goes_away_is_no_traceback(files):
+    script = "import sys; from whvi.cli import main; sys.exit(main(sys.argv[1:]))"
+    command = [sys.executable, "-c", script, "predict", files["house"], files["test"], "-q"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    process.stdout.close()
+    assert b"Traceback" not in process.stderr.read()
+    process.stderr.close()
+    assert process.wait() in (0, 1)
+
+
+def test_an_interrupt_is_130(files, monkeypatch, capsys):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("whvi.modelfile.load_model", interrupted)
+    assert main(["predict", files["house"], files["new"]]) == 130
+    assert capsys.readouterr().err == "interrupted\n"

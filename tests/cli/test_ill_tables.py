@@ -1,0 +1,186 @@
+"""Ill tables × {fit, predict}: every cell says what is expected of it.
+
+``WORKS``: exit code 0 (and finite numbers). Anything else: exit code 2 and a line that matches.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import re
+import time
+
+import pytest
+from small_tables import QUICK, rows, write
+
+from whvi.cli import main
+
+WORKS = "works"
+COLUMNS = ["size", "age", "town", "price"]
+GOOD = rows(30, 3)
+
+
+def text(table, columns=COLUMNS, separator=",", end="\n"):
+    lines = [separator.join(columns)]
+    lines += [separator.join(str(row[name]) for name in columns) for row in table]
+    return (end.join(lines) + end).encode()
+
+
+def with_cell(column, value, row=4):
+    changed = [dict(each) for each in GOOD]
+    changed[row][column] = value
+    return text(changed)
+
+
+def with_column(column, function):
+    return text([{**row, column: function(k)} for k, row in enumerate(GOOD)])
+
+
+# name: (file, what fit does, what predict does)
+TABLES = {
+    "good": (text(GOOD), WORKS, WORKS),
+    "byte-order mark": (b"\xef\xbb\xbf" + text(GOOD), WORKS, WORKS),
+    "CRLF": (text(GOOD, end="\r\n"), WORKS, WORKS),
+    "TSV": (text(GOOD, separator="\t"), WORKS, WORKS),
+    "semicolons": (text(GOOD, separator=";"), WORKS, WORKS),
+    "NaN in X": (with_cell("size", "nan"), "'size' .*line 6", "'size' .*line 6"),
+    "empty cell in X": (with_cell("age", ""), "'age' .*line 6", "'age' .*line 6"),
+    "empty category": (with_cell("town", ""), "'town' .*line 6.*--impute", "'town' .*line 6"),
+    "NaN in y": (with_cell("price", "nan"), "'price' .*line 6", WORKS),
+    "infinity in X": (with_cell("size", "inf"), "'size' .*line 6", "'size' .*line 6"),
+    "minus infinity in X": (with_cell("size", "-inf"), "not finite", "not finite"),
+    "infinity in y": (with_cell("price", "inf"), "'price' .*line 6", WORKS),
+    "a text among numbers": (with_cell("age", "old"), "'age' holds 'old'.*line 6", "'age' .*'old'"),
+    "a formula": (with_cell("age", "=1+1"), "'=1\\+1' .*line 6", "'=1\\+1' .*line 6"),
+    "dates": (
+        with_column("age", lambda k: f"2020-01-{k + 1:02d}"),
+        "'age' holds dates such as '2020-01-01'",
+        "'age' holds '2020-01-01'.*not a",
+    ),
+    "booleans": (with_column("age", lambda k: k % 2 == 0), WORKS, "'age' holds 'True'"),
+    "other width": (b"size,age,price\n1,2,3\n4,5,6\n7,8,9\n", WORKS, "lacks 1 of 3.*'town'"),
+    "other order": (text(GOOD, COLUMNS[::-1]), WORKS, WORKS),
+    "an extra column": (text([{**r, "id": 1} for r in GOOD], [*COLUMNS, "id"]), WORKS, WORKS),
+    "other names": (text(GOOD).replace(b"size", b"length"), WORKS, "'size'"),
+    "numbers for categories": (with_column("town", lambda k: k), WORKS, "'town' holds numbers"),
+    "an unseen category": (with_cell("town", "Z"), WORKS, WORKS),
+    "1e30": (with_column("size", lambda k: 1e30 * (k - 9)), WORKS, WORKS),
+    "1e-30": (with_column("size", lambda k: 1e-30 * (k - 9)), WORKS, WORKS),
+    "mixed scales": (with_column("size", lambda k: 10.0 ** (k - 15)), WORKS, WORKS),
+    "a constant column": (with_column("size", lambda k: 3), WORKS, WORKS),
+    "all columns constant": (text([{**GOOD[0], "price": k} for k in range(30)]), WORKS, WORKS),
+    "a constant target": (with_column("price", lambda k: 3), WORKS, WORKS),
+    "duplicated rows": (text(GOOD[:3] * 10), WORKS, WORKS),
+    "one row": (text(GOOD[:1]), "row|works", WORKS),
+    "two rows": (text(GOOD[:2]), "row|works", WORKS),
+    "no columns to learn from": (b"price\n1\n2\n3\n", "no column to learn", "lacks 3 of 3"),
+    "empty": (b"", "line 1, column 1: the table is empty", "the table is empty"),
+    "header only": (b"size,age,town,price\n", "line 2: .*no rows", "line 2: .*no rows"),
+    "ragged": (text(GOOD) + b"1,2\n", "line 32: 2 cells", "line 32: 2 cells"),
+    "NUL": (text(GOOD) + b"1,2,\0,4\n", "line 32, column 3: .*NUL", "line 32, column 3"),
+    "Latin-1": (
+        text(GOOD) + "1,2,Å,4\n".encode("latin-1"),
+        "line 32, column 3: .*--encoding latin-1",
+        "line 32, column 3",
+    ),
+    "decimal comma": (
+        b"size;age;town;price\n1,5;2;A;3\n",
+        "line 2, column 'size': .*--decimal ,",
+        "line 2, column 'size': .*--decimal ,",
+    ),
+    "duplicate names": (b"size,size,town,price\n1,2,A,3\n", "line 1: .*'size'", "line 1: .*'size'"),
+    "row labels": (b",size,age,town,price\n0,1,2,A,3\n", "has no name", "has no name"),
+    "no header": (b"1,2,3,4\n5,6,7,8\n", "expected column names.*header", "expected column names"),
+    "binary": (b"\x80\x04\x95" + bytes(90), "binary", "binary"),
+    "a spreadsheet": (b"PK\x03\x04" + bytes(90), "export it as CSV", "export it as CSV"),
+}
+
+
+def check(expected, code, captured):
+    if expected == WORKS:
+        assert code == 0, captured.err
+        return
+    if code == 0:
+        assert "works" in expected, "expected to be refused"
+        return
+    assert code == 2
+    assert captured.err.count("\n") == 1
+    assert re.search(f"^error: .*({expected})", captured.err), captured.err
+
+
+@pytest.mark.parametrize("case", TABLES)
+def test_fit(case, tmp_path, capsys):
+    data, expected, _ = TABLES[case]
+    path = tmp_path / "table.csv"
+    path.write_bytes(data)
+    model = tmp_path / "m.whvi"
+    call = ["fit", str(path), "-t", "price", "-o", str(model), "--likelihood", "gaussian"]
+    code = main([*call, *QUICK])
+    check(expected, code, capsys.readouterr())
+    assert model.exists() == (code == 0)
+    assert sorted(each.name for each in tmp_path.iterdir()) == (
+        ["m.whvi", "table.csv"] if code == 0 else ["table.csv"]
+    )
+
+
+@pytest.mark.parametrize("case", TABLES)
+def test_predict(case, files, tmp_path, capsys):
+    data, _, expected = TABLES[case]
+    path, output = tmp_path / "table.csv", tmp_path / "out.csv"
+    path.write_bytes(data)
+    start = time.perf_counter()
+    code = main(["predict", files["house"], str(path), "-o", str(output), "-q"])
+    assert time.perf_counter() - start < 10  # a hostile table is no way to stop a machine
+    check(expected, code, capsys.readouterr())
+    assert output.exists() == (code == 0)
+    if code == 0:
+        for row in csv.DictReader(io.StringIO(output.read_text())):
+            assert all(math.isfinite(float(value)) for value in row.values())
+
+
+def test_missing_cells_are_filled_if_asked(tmp_path, capsys):
+    data, model = tmp_path / "t.csv", str(tmp_path / "m")
+    table = [dict(row) for row in GOOD]
+    table[3]["size"], table[5]["town"] = "", ""
+    write(data, COLUMNS, table)
+    call = ["fit", str(data), "-t", "price", "--impute", "-o", model, "--likelihood", "gaussian"]
+    assert main([*call, *QUICK]) == 0
+    assert main(["predict", model, str(data)]) == 0
+    assert "nan" not in capsys.readouterr().out
+
+
+def test_extra_columns_and_unseen_categories_are_told_by_name(files, tmp_path, capsys):
+    data = tmp_path / "t.csv"
+    data.write_text("id,size,age,town\n7,1,2,A\n8,1,2,Oslo\n")
+    assert main(["predict", files["house"], str(data)]) == 0
+    notes = capsys.readouterr().err.splitlines()
+    assert notes[0] == "note: columns that the model does not use are ignored: 'id'"
+    assert "column 'town' holds categories that training did not have" in notes[1]
+    assert "'Oslo'" in notes[1]
+
+
+def test_categories_that_look_like_numbers(tmp_path, capsys):
+    data, model = tmp_path / "t.csv", str(tmp_path / "m")
+    codes = ["1", "2", "x", "y"]
+    data.write_text("c,y\n" + "".join(f"{codes[k % 4]},{k % 4}\n" for k in range(40)))
+    call = ["fit", str(data), "-t", "y", "-o", model, "--likelihood", "gaussian"]
+    assert main([*call, *QUICK]) == 0
+    data.write_text("c\n1\n2\n")
+    capsys.readouterr()
+    assert main(["predict", model, str(data)]) == 0
+    assert capsys.readouterr().err == ""
+
+
+def test_a_column_of_identifiers_is_refused(tmp_path, capsys):
+    data = tmp_path / "t.csv"
+    data.write_text("who,x,y\n" + "".join(f"person {k},{k},{k}\n" for k in range(60)))
+    assert main(["fit", str(data), "-t", "y", "-o", str(tmp_path / "m")]) == 2
+    assert "60 different texts" in capsys.readouterr().err
+
+
+def test_a_label_that_training_did_not_have(files, tmp_path, capsys):
+    data = tmp_path / "t.csv"
+    data.write_text("size,age,town,kind\n1,2,A,free\n")
+    assert main(["evaluate", files["label"], str(data)]) == 2
+    assert "'free'" in capsys.readouterr().err

@@ -1,0 +1,71 @@
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+import torch
+
+from whvi.errors import ShapeError
+from whvi.metrics import crps
+from whvi.predictive import Predictive
+from whvi.report.scores import pit_values, score_labels, score_regression
+
+
+@pytest.fixture
+def predictive(generator):
+    loc = torch.randn(30, 200, generator=generator)
+    return Predictive.gaussian(loc, torch.full_like(loc, 0.7))
+
+
+@pytest.fixture
+def y(generator):
+    return torch.randn(200, generator=generator, dtype=torch.float64)
+
+
+def test_scores_of_a_regression(predictive, y):
+    scores = score_regression(predictive, y, levels=[0.9])
+    error = predictive.mean - y
+    assert scores.rmse == pytest.approx(error.square().mean().sqrt().item())
+    assert scores.r2 == pytest.approx(1 - (error.square().mean() / y.var(correction=0)).item())
+    assert scores.mnll == pytest.approx(-predictive.log_prob(y).mean().item())
+    assert scores.crps == pytest.approx(crps(predictive, y).item())
+    share = (predictive.epistemic.square().mean() / predictive.variance.mean()).item()
+    assert scores.epistemic_share == pytest.approx(share)
+    assert [each.level for each in scores.intervals] == [0.9]
+    assert json.loads(json.dumps(scores.as_dict()))["num_rows"] == 200
+
+
+def test_a_constant_target_has_no_variance_to_explain(predictive):
+    assert math.isnan(score_regression(predictive, torch.zeros(200)).r2)
+
+
+def test_several_outputs_are_refused():
+    loc = torch.zeros(3, 5, 2)
+    with pytest.raises(ShapeError, match="one target per row"):
+        score_regression(Predictive.gaussian(loc, torch.ones_like(loc)), torch.zeros(5, 2))
+
+
+def test_counts_are_placed_in_the_middle_of_their_step():
+    predictive = Predictive.poisson(torch.full((4, 3), 2.0))
+    y = torch.tensor([0.0, 1.0, 5.0], dtype=torch.float64)
+    expected = (predictive.cdf(y) + predictive.cdf(y - 1)) / 2
+    assert pit_values(predictive, y).tolist() == expected.tolist()
+    assert pit_values(predictive, y)[0] == pytest.approx(math.exp(-2) / 2)
+
+
+@pytest.mark.parametrize("num_classes", [2, 4])
+def test_scores_of_labels(num_classes, generator):
+    logits = torch.randn(20, 100, num_classes, generator=generator)
+    predictive = Predictive.categorical(logits)
+    labels = torch.randint(num_classes, (100,), generator=generator)
+    scores = score_labels(predictive, labels)
+    assert scores.accuracy == (predictive.mode == labels).double().mean()
+    assert scores.log_loss == pytest.approx(-predictive.log_prob(labels).mean().item())
+    assert (scores.auroc is None) == (num_classes > 2)
+    assert scores.accuracy_of_most_frequent == labels.bincount().max() / 100
+
+
+def test_one_class_in_the_table_has_no_ranking():
+    predictive = Predictive.categorical(torch.zeros(2, 5, 2))
+    assert score_labels(predictive, torch.zeros(5)).auroc is None
