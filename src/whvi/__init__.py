@@ -27,14 +27,14 @@ if TYPE_CHECKING:
         WHVIConv3d,
         WHVILinear,
         kl,
-        summary,
     )
+    from whvi.layers.summary import summary
     from whvi.models.mlp import mlp
     from whvi.predictive import Predictive
     from whvi.product import dense_matrix, noisy_structured_product, structured_product
     from whvi.sampling import LocalReparameterization, MeanWeights, WeightDraws, sampling
     from whvi.training import FitConfig, fit
-    from whvi.transforms import fwht, fwht_
+    from whvi.transforms.fwht import fwht, fwht_
 
 __version__ = "0.1.0.dev0"
 

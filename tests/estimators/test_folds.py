@@ -3,17 +3,25 @@ import torch
 from whvi.estimators.folds import common_fold, rotating_folds
 
 
-def test_rotating_folds_leave_out_every_row_once_if_they_go_round():
-    folds = rotating_folds(40, 8, 0.125, seed=3)
-    assert folds.train.shape == (8, 35)
-    assert folds.held_out.shape == (8, 5)
-    assert sorted(folds.held_out.flatten().tolist()) == list(range(40))
+def test_rotating_folds_leave_out_every_row_if_they_go_round():
+    folds = rotating_folds(40, 8, 0.25, seed=3)
+    assert folds.train.shape == (8, 30)
+    assert folds.held_out.shape == (8, 10)
+    assert torch.equal(folds.held_out[::2], folds.held_out[1::2])  # pairs leave out the same
+    assert folds.sharing == 2
+    assert sorted(folds.held_out[::2].flatten().tolist()) == list(range(40))
     for train, held_out in zip(folds.train, folds.held_out, strict=True):
         assert sorted([*train.tolist(), *held_out.tolist()]) == list(range(40))
 
 
+def test_an_odd_number_of_members_has_no_pairs():
+    folds = rotating_folds(40, 5, 0.2, seed=3)
+    assert folds.sharing == 1
+    assert sorted(folds.held_out.flatten().tolist()) == list(range(40))
+
+
 def test_a_common_fold_partitions_the_rows():
-    train, held_out = common_fold(30, 0.1, seed=0)
+    train, held_out, _ = common_fold(30, 0.1, seed=0)
     assert sorted([*train.tolist(), *held_out.tolist()]) == list(range(30))
     assert len(held_out) == 3
 

@@ -23,6 +23,14 @@ def test_shapes_and_the_path_of_the_inputs(hidden, weights):
     assert len(whvi.layers.protocol.bayesian_layers(model)) == len(hidden) + 1
 
 
+def test_every_layer_sees_the_inputs():
+    model, x = DeepGP(2, (3,), num_features=32), torch.randn(6, 2)
+    with torch.no_grad(), whvi.sampling(whvi.MeanWeights()):
+        hidden = model.functions[0](model.features[0](x))
+        expected = model.functions[1](model.features[1](torch.cat([hidden, x], -1)))
+        torch.testing.assert_close(model(x), expected)
+
+
 @weights
 def test_functions_have_unit_variance_under_the_prior(weights):
     """With ``g ~ N(0, I)`` (or ``w ~ N(0, I)``) every function has variance 1, at any width."""

@@ -34,7 +34,7 @@ from whvi.predictive import Predictive
 from whvi.training.history import History, StepRecord
 from whvi.training.memory import keep_freed_memory
 
-_WORTH_A_HEAD = 0.2
+_WORTH_A_HEAD = 0.05
 """Nats per held-out row by which a later candidate must win: a second head costs the first one."""
 
 _ROW_MULTIPLE = 64

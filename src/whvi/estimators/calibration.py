@@ -41,16 +41,16 @@ def calibrate(trained: Trained, x: Tensor, y: Tensor) -> tuple[float, float]:
     ensemble, likelihood = trained.ensemble, trained.ensemble.likelihood
     f, targets = ensemble.function_values(x[held_out]), y[held_out]
     noise = likelihood.noise_parameters()
-    is_pooled = held_out.dim() == 1
+    pooled = trained.folds.sharing or ensemble.num_members
 
     def mnll(factor: float) -> float:
         if not noise:
-            return _mnll(likelihood, f * factor, targets, is_pooled)
+            return _mnll(likelihood, f * factor, targets, pooled)
         with _shifted(noise[0], 2 * math.log(factor)):
-            return _mnll(likelihood, f, targets, is_pooled)
+            return _mnll(likelihood, f, targets, pooled)
 
     if not noise and not isinstance(likelihood, Bernoulli | Categorical):
-        return 1.0, _mnll(likelihood, f, targets, is_pooled)
+        return 1.0, _mnll(likelihood, f, targets, pooled)
     best = _best_factor(mnll, held_out.numel())
     if noise:
         noise[0].add_(2 * math.log(best))
@@ -59,11 +59,9 @@ def calibrate(trained: Trained, x: Tensor, y: Tensor) -> tuple[float, float]:
     return best, mnll(1.0) if noise else mnll(best)
 
 
-def _mnll(likelihood: Likelihood, f: Tensor, y: Tensor, is_pooled: bool) -> float:
-    """Score each member by itself, or all as one mixture."""
-    log_prob = likelihood.log_prob(f, y).double()
-    if is_pooled:
-        log_prob = log_prob.flatten(0, 1)
+def _mnll(likelihood: Likelihood, f: Tensor, y: Tensor, pooled: int) -> float:
+    """Score every ``pooled`` members that left out the same rows as one mixture."""
+    log_prob = likelihood.log_prob(f, y).double().unflatten(0, (-1, pooled)).flatten(1, 2)
     return float(math.log(log_prob.shape[-2]) - log_prob.logsumexp(-2).mean())
 
 

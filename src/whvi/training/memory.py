@@ -19,7 +19,7 @@ _MAPPED_BYTES = 1 << 25  # larger blocks come from the system anyway; glibc allo
 
 
 def keep_freed_memory() -> bool:
-    """Ask the C library to keep up to 512 MiB of freed memory; returns whether it could be asked."""
+    """Ask the C library to keep up to 512 MiB of freed memory; return whether that worked."""
     if not sys.platform.startswith("linux"):
         return False
     try:
