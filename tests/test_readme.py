@@ -14,10 +14,11 @@ BLOCKS = re.findall(r"^```python\n(.*?)^```$", README, flags=re.MULTILINE | re.D
 
 
 def test_there_are_blocks():
-    assert len(BLOCKS) == 3
+    assert len(BLOCKS) == 4
 
 
-def test_the_blocks_run(capsys):
+def test_the_blocks_run(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     torch.manual_seed(0)
     session: dict[str, object] = {}
     for block in BLOCKS:
