@@ -17,6 +17,8 @@ EXAMPLES = Path(__file__).parents[1] / "examples"
 ARGUMENTS = {  # what each prints at the end
     "classify_digits": ([], "wrong predictions"),
     "demo": (["--output", "demo"], "Written to demo: model.whvi, predictions.csv, report.html"),
+    "deep_gp": (["--output", "deep.json"], "summary: deep.json"),
+    "gp_regression": (["--output", "gp.png"], "picture: gp.png"),
     "layers_in_pytorch": ([], "90 % interval covers"),
     "toy_regression": (["--output", "toy.png"], "picture: toy.png"),
 }

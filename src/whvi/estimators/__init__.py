@@ -13,6 +13,8 @@ except ImportError as error:
     ) from error
 
 from whvi.estimators.classifier import WHVIClassifier
+from whvi.estimators.fastfood import FastfoodFeatures
+from whvi.estimators.gp import WHVIGPRegressor
 from whvi.estimators.regressor import WHVIRegressor
 
-__all__ = ["WHVIClassifier", "WHVIRegressor"]
+__all__ = ["FastfoodFeatures", "WHVIClassifier", "WHVIGPRegressor", "WHVIRegressor"]
