@@ -1,8 +1,8 @@
 import numpy as np
 import pandas as pd
 import pytest
-from conftest import mixed_table
 
+from estimators.conftest import mixed_table
 from whvi.errors import DataError
 from whvi.estimators.schema import TableSchema, learn_schema
 
