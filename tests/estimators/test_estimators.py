@@ -23,7 +23,6 @@ from whvi.estimators import WHVIClassifier, WHVIRegressor
 from whvi.modelfile import load_model
 
 
-@pytest.mark.nightly
 @parametrize_with_checks([quick_regressor(max_iter=150), quick_classifier(max_iter=150)])
 def test_scikit_learn_accepts_it(estimator, check):
     check(estimator)

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from whvi.data import load_uci
 from whvi.errors import ConfigError
 from whvi.experiments import table1
 from whvi.experiments.runner import Unit
@@ -45,6 +46,19 @@ def test_choices_are_kept_for_a_restart(
     assert [r["choice"] for r in again] == [r["choice"] for r in before]
 
 
+def test_the_papers_protocol_draws_its_own_splits(uci_root: str, tmp_path: Path) -> None:
+    unit = Unit("whvi", "yacht", (0,), 3)
+    work = Table1Work(str(tmp_path / "choices.jsonl"), uci_root, protocol="random")
+    dataset, given = work._dataset(unit), load_uci("yacht", uci_root)
+    assert len(dataset.splits) == len(given.splits) == 20
+    for split in dataset.splits:
+        assert sorted([*split.train, *split.test]) == list(range(308))
+        assert len(split.test) == len(given.splits[0].test)
+    assert set(dataset.splits[0].test) != set(given.splits[0].test)
+    other = work._dataset(unit._replace(seed=4))
+    assert set(dataset.splits[0].test) != set(other.splits[0].test)
+
+
 def test_splits_are_read() -> None:
     assert parse_splits("0-2,7") == [0, 1, 2, 7]
     with pytest.raises(ConfigError, match="written like"):
@@ -55,6 +69,7 @@ def test_splits_are_read() -> None:
     "options",
     [
         ["--methods", "magic"],
+        ["--protocol", "mine"],
         ["--data", "mars"],
         ["--shard", "3/2"],
         ["--splits", "x"],

@@ -239,6 +239,9 @@ def reproduce(
         list[str] | None, typer.Option("--data", help="Data sets; repeat or separate by commas.")
     ] = None,
     splits: Annotated[str | None, typer.Option("--splits", help="Such as 0-4,7.")] = None,
+    protocol: Annotated[
+        str, typer.Option("--protocol", help="Table 1: splits of the literature, or random ones.")
+    ] = "literature",
     seeds: Annotated[
         list[str] | None, typer.Option("--seeds", help="Repeat or separate by commas.")
     ] = None,
@@ -258,6 +261,7 @@ def reproduce(
         methods=_names(methods),
         data=_names(data),
         splits=splits,
+        protocol=protocol,
         seeds=_names(seeds),
         jobs=jobs,
         shard=shard,

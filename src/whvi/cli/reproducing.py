@@ -17,6 +17,7 @@ class ReproduceOptions:
     methods: tuple[str, ...] = ()
     data: tuple[str, ...] = ()
     splits: str | None = None
+    protocol: str = "literature"
     seeds: tuple[str, ...] = ()
     jobs: int = 1
     shard: str = "1/1"
@@ -41,7 +42,9 @@ class ReproduceOptions:
 
 def reproduce_paper(what: str, options: ReproduceOptions) -> None:
     """Run one experiment and print what it wrote."""
-    output = options.output or f"results/{what}{'-quick' if options.quick else ''}"
+    plain = options.protocol == "literature"
+    kind = ("" if plain else f"-{options.protocol}") + ("-quick" if options.quick else "")
+    output = options.output or f"results/{what}{kind}"
     {"table1": _table1, "figure1": _figure1, "figure2": _figure2}[what](output, options)
 
 
@@ -61,6 +64,7 @@ def _table1(output: str, options: ReproduceOptions) -> None:
     folder = reproduce_table1(
         output,
         quick=options.quick,
+        protocol=options.protocol,
         jobs=options.jobs,
         shard=parse_shard(options.shard),
         data_dir=options.data_dir,
@@ -71,7 +75,7 @@ def _table1(output: str, options: ReproduceOptions) -> None:
 
 
 def _figure1(output: str, options: ReproduceOptions) -> None:
-    options.refuse("figure1", "methods", "data", "splits", "jobs", "shard", "data_dir")
+    options.refuse("figure1", "methods", "data", "splits", "protocol", "jobs", "shard", "data_dir")
     from whvi.experiments.figure1 import reproduce_figure1
 
     if len(options.seeds) > 1:
@@ -82,7 +86,7 @@ def _figure1(output: str, options: ReproduceOptions) -> None:
 
 
 def _figure2(output: str, options: ReproduceOptions) -> None:
-    options.refuse("figure2", "splits", "shard", "data_dir")
+    options.refuse("figure2", "splits", "protocol", "shard", "data_dir")
     from whvi.experiments.figure2 import reproduce_figure2
 
     reproduce_figure2(

@@ -10,12 +10,12 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 
-from whvi.data import CATALOGUE, load_uci
+from whvi.data import CATALOGUE, UCIDataset, load_uci, random_splits
 from whvi.errors import ConfigError, WhviError
 from whvi.experiments.evaluation import evaluate
 from whvi.experiments.grids import METHODS
@@ -26,6 +26,7 @@ from whvi.experiments.runner import Unit, parse_shard, plan_units, run_units
 from whvi.experiments.selection import Choice, Known, Scores, choose
 from whvi.training.memory import keep_freed_memory
 
+PROTOCOLS = ("literature", "random")
 QUICK_DATASETS = ("boston", "concrete", "energy", "yacht")
 QUICK_SPLITS = 2
 _LARGE = 5000  # rows from which a unit holds fewer splits, so that less is lost when killed
@@ -39,17 +40,20 @@ class Table1Work:
         choices_path: File of the choices.
         data_dir: Folder of the UCI sets; ``None`` for the environment variable or the cache.
         quick: Few steps and one candidate: a test of the machinery, not of the methods.
+        protocol: ``"literature"``, the splits that come with the sets, or ``"random"``, the
+            paper's own: random 90/10 splits, as many, drawn from the seed of the unit.
     """
 
     choices_path: str
     data_dir: str | None = None
     quick: bool = False
+    protocol: str = "literature"
 
     def __call__(self, unit: Unit) -> Iterator[Record]:
         """Yield the records of ``unit``."""
         torch.set_num_threads(1)  # one process per core: several threads in each would fight
         keep_freed_memory()
-        method, dataset = METHODS[unit.method], load_uci(unit.dataset, self.data_dir)
+        method, dataset = METHODS[unit.method], self._dataset(unit)
         choices = self._choices(unit)
         missing = [k for k in unit.splits if k not in choices]
         if missing:
@@ -65,7 +69,14 @@ class Table1Work:
             self._keep(unit, missing, found)
         chosen = [choices[k] for k in unit.splits]
         for record in evaluate(method, dataset, unit.splits, chosen, seed=unit.seed):
-            yield {**record, "quick": self.quick}
+            yield {**record, "quick": self.quick, "protocol": self.protocol}
+
+    def _dataset(self, unit: Unit) -> UCIDataset:
+        dataset = load_uci(unit.dataset, self.data_dir)
+        if self.protocol == "literature":
+            return dataset
+        splits = random_splits(len(dataset.y), len(dataset.splits), unit.seed)
+        return replace(dataset, splits=splits)
 
     def _choices(self, unit: Unit) -> dict[int, Choice]:
         rows = RecordStore(self.choices_path).read()
@@ -104,6 +115,7 @@ def reproduce_table1(
     seeds: Sequence[int] = (0,),
     data_dir: str | None = None,
     quick: bool = False,
+    protocol: str = "literature",
     jobs: int = 1,
     shard: tuple[int, int] = (1, 1),
     progress: bool = True,
@@ -115,15 +127,17 @@ def reproduce_table1(
         methods, datasets, splits, seeds: The grid; by default everything.
         data_dir: Folder of the UCI sets.
         quick: Two splits of the four small sets with few steps, unless others are named.
+        protocol: Whose splits: ``"literature"`` or ``"random"``; a folder holds one kind.
         jobs, shard, progress: See :func:`whvi.experiments.runner.run_units`.
     """
     datasets = datasets or (QUICK_DATASETS if quick else DATASETS)
+    _check_names("protocol", [protocol], PROTOCOLS)
     _check_names("method", methods, METHODS)
     _check_names("data set", datasets, CATALOGUE)
     numbers = {name: _split_numbers(name, splits, quick=quick) for name in datasets}
     folder = Path(output)
     store = RecordStore(folder / "records.jsonl")
-    work = Table1Work(str(folder / "choices.jsonl"), data_dir, quick)
+    work = Table1Work(str(folder / "choices.jsonl"), data_dir, quick, protocol)
     units = plan_units(methods, numbers, seeds=seeds, chunk=_chunk)
     run_units(units, work, store, jobs=jobs, shard=shard, progress=progress)
     write_report(store.read().values(), folder)
@@ -148,6 +162,12 @@ def _chunk(name: str) -> int:
     return 10 if CATALOGUE[name].num_rows >= _LARGE else 20
 
 
+def default_folder(protocol: str, *, quick: bool) -> str:
+    """Return where results go if nothing else is said; protocols do not mix."""
+    kind = "" if protocol == "literature" else f"-{protocol}"
+    return f"results/table1{kind}{'-quick' if quick else ''}"
+
+
 def parse_splits(text: str) -> list[int]:
     """Read ``"0-4,7"`` as 0, 1, 2, 3, 4, 7."""
     numbers: list[int] = []
@@ -163,7 +183,7 @@ def parse_splits(text: str) -> list[int]:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run from the command line; returns the exit code."""
     options = _parser().parse_args(arguments)
-    output = options.output or f"results/table1{'-quick' if options.quick else ''}"
+    output = options.output or default_folder(options.protocol, quick=options.quick)
     try:
         folder = reproduce_table1(
             output,
@@ -173,6 +193,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             seeds=options.seeds,
             data_dir=options.data_dir,
             quick=options.quick,
+            protocol=options.protocol,
             jobs=options.jobs,
             shard=parse_shard(options.shard),
             progress=not options.no_progress,
@@ -193,6 +214,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--methods", nargs="+", metavar="NAME", help=f"of {', '.join(METHODS)}")
     add("--data", nargs="+", metavar="NAME", help=f"of {', '.join(DATASETS)}")
     add("--splits", help="such as 0-4,7; by default all")
+    add("--protocol", default="literature", help="literature or random: whose 90/10 splits")
     add("--seeds", nargs="+", type=int, default=[0], help="by default 0")
     add("--jobs", type=int, default=1, help="processes")
     add("--shard", default="1/1", help="i/n: do the i-th of n parts of the grid")
