@@ -115,6 +115,8 @@ STOPPED_FIT = """
 import signal, sys
 from estimators.conftest import mixed_table, quick_regressor
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
+
 def stop(record):
     if record.step >= 30:
         signal.raise_signal(signal.SIGINT)
