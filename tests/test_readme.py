@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import math
 import re
 from pathlib import Path
 
 import pytest
 import torch
+
+from whvi.experiments.paper import DATASETS, TABLE_1
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -61,3 +65,58 @@ def test_every_target_of_make_that_is_named_exists():
     targets = {name for pair in named for name in pair if name}
     assert {"demo", "test"} <= targets
     assert targets <= set(re.findall(r"^(\w+):", makefile, flags=re.MULTILINE))
+
+
+# ---- the figures that are quoted come from the records -------------------------------------------
+
+
+def _summary(name: str) -> list[dict]:
+    return json.loads((ROOT / "results" / name / "summary.json").read_text())
+
+
+def test_the_table_of_results_is_that_of_the_records():
+    rows = {(row["dataset"], row["method"]): row for row in _summary("table1")}
+    lines = re.findall(r"^\| (\w+) \| ([^|]+) \| ([^|]+) \| ([^|]+) \|", README, re.MULTILINE)
+    table = {line[0]: line[1:] for line in lines if line[0] in DATASETS}
+    assert list(table) == list(DATASETS)
+    for dataset, (single, ensemble, paper) in table.items():
+        for method, cell in (("whvi", single), ("whvi-ensemble", ensemble)):
+            row = rows.get((dataset, method))
+            shown = "–" if row is None else f"{row['rmse_mean']:.4g} / {row['mnll_mean']:.3g}"
+            assert cell.replace("−", "-").strip() == shown, (dataset, method)
+        printed = TABLE_1["whvi"][dataset]
+        assert paper.replace("−", "-").strip() == f"{printed.rmse.mean:g} / {printed.mnll.mean:g}"
+
+
+def test_what_is_said_of_trees_is_in_the_records():
+    path = ROOT / "benchmarks" / "results" / "versus_trees.json"
+    better, likelier, excess, coverage = set(), set(), [], []
+    for record in json.loads(path.read_text())["records"]:
+        ours, *trees = record["scores"].values()
+        ratio = ours["rmse"] / min(each["rmse"] for each in trees)
+        if ratio < 1:
+            better.add(record["data"])
+        else:
+            excess.append(ratio)
+        if ours["mnll"] < min(each["mnll"] for each in trees):
+            likelier.add(record["data"])
+        coverage.append(f"{ours['coverage90']:.0%}")
+    assert better == {"boston", "energy", "kin8nm", "naval", "yacht"}
+    assert set(DATASETS) - likelier == {"powerplant"}
+    assert [f"{min(excess):.2f}", f"{max(excess):.2f}"] == ["1.10", "1.15"]
+    assert {"88%", "100%"} <= set(coverage)
+
+
+def test_what_is_said_of_figure_2_is_in_the_records():
+    found: dict[tuple[str, bool], list[float]] = {}
+    for row in _summary("figure2"):
+        if row["covariance"] == "diagonal" and row["side"] == 16:
+            key = row["method"], row["count_inducing"]
+            found.setdefault(key, []).append(math.log(row["rmse_mean"]))
+    means = {key: f"{math.exp(sum(logs) / 5):.3f}" for key, logs in found.items() if len(logs) == 5}
+    assert means["whvi", True] == "0.018"
+    assert means["fourier", True] == "0.029"
+    assert means["sparse-gp", True] == "0.063"
+    assert means["sparse-gp", False] == "0.013"
+    for value in ("0.018 for WHVI", "0.029 for Fourier", "0.063 for a sparse GP"):
+        assert value in README.replace("\n", " ")

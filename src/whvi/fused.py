@@ -142,7 +142,7 @@ def product_backward(
     operands: Operands, call: Call, seed: int, noise: Tensor | None, grad: Tensor, wants_x: bool
 ) -> list[Gradient]:
     """Return the gradients of all operands, outside autograd; that of ``x`` only if wanted."""
-    wanted = operands if wants_x else operands._replace(x=None)  # type: ignore[arg-type]
+    wanted = operands if wants_x else (None, *operands[1:])
     gradients: list[Gradient]
     if call.fold is None:
         gradients = [None if t is None else _empty_like(t) for t in wanted]

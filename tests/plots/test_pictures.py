@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
@@ -77,8 +78,11 @@ def test_errors_and_risk_of_any_number_of_rows(num_rows, generator):
 
 
 def test_equal_deviations_can_be_drawn(ax):
+    other = new_figure().axes[0]
     plot_error_by_std(ax, torch.zeros(20), torch.ones(20))
-    plot_risk_coverage(new_figure().axes[0], torch.zeros(20), torch.ones(20))
+    plot_risk_coverage(other, torch.zeros(20), torch.ones(20))
+    for drawn in (ax, other):
+        assert all(np.isfinite(line.get_ydata()).all() for line in drawn.lines)
 
 
 def test_labels(generator):

@@ -42,16 +42,16 @@ class ReproduceOptions:
 
 def reproduce_paper(what: str, options: ReproduceOptions) -> None:
     """Run one experiment and print what it wrote."""
-    plain = options.protocol == "literature"
-    kind = ("" if plain else f"-{options.protocol}") + ("-quick" if options.quick else "")
-    output = options.output or f"results/{what}{kind}"
+    output = options.output or f"results/{what}{'-quick' if options.quick else ''}"
     {"table1": _table1, "figure1": _figure1, "figure2": _figure2}[what](output, options)
 
 
 def _table1(output: str, options: ReproduceOptions) -> None:
     from whvi.experiments.runner import parse_shard
-    from whvi.experiments.table1 import parse_splits, reproduce_table1
+    from whvi.experiments.table1 import default_folder, parse_splits, reproduce_table1
 
+    if options.output is None:
+        output = default_folder(options.protocol, quick=options.quick)
     given: dict[str, Any] = {}
     if options.methods:
         given["methods"] = options.methods

@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 import os
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import pandas as pd
 import torch
@@ -44,7 +45,14 @@ Callback = Callable[[StepRecord], None]
 Self = TypeVar("Self", bound="WHVIEstimator")
 
 
-class WHVIEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
+class _Fitted(NamedTuple):
+    mnll: float  # of held-out rows
+    architecture: Architecture
+    trained: Trained
+    noise_factor: float
+
+
+class WHVIEstimator(BaseEstimator, ABC):  # type: ignore[misc]  # scikit-learn has no types
     """A Bayesian ensemble behind scikit-learn's interface; see its two subclasses."""
 
     hidden_layer_sizes: int | Sequence[int] | None
@@ -60,9 +68,9 @@ class WHVIEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no
 
     # Fitting -------------------------------------------------------------------------------
 
+    @abstractmethod
     def _candidates(self, num_rows: int) -> tuple[str, ...]:
         """Return the likelihoods to try, the preferred one first."""
-        raise NotImplementedError
 
     def _fit_network(
         self,
@@ -96,8 +104,23 @@ class WHVIEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no
         )
         folder = None if checkpoint is None else Path(checkpoint)
         session = Session(folder, tuple(callbacks), self.verbose > 0)
-        best: tuple[float, Architecture, Trained, float] | None = None
-        candidates = []
+        best = self._best_candidate(x, targets, num_outputs, plan, seed, session)
+        mnll, self._architecture, trained, self.noise_factor_ = best
+        self.schema_, self._inputs = schema, inputs
+        self._adopt(trained.ensemble, trained.history)
+        self.training_summary_ = {
+            **_summary(trained, plan, len(x)),
+            "validation_mnll": _json(mnll),
+            "seconds": time.perf_counter() - start,
+        }
+        return trained
+
+    def _best_candidate(
+        self, x: Tensor, y: Tensor, num_outputs: int, plan: Plan, seed: int, session: Session
+    ) -> _Fitted:
+        """Train every likelihood to try and keep the one that held-out rows speak for."""
+        best: _Fitted | None = None
+        self.candidates_ = []
         for likelihood in self._candidates(len(x)):
             begun = time.perf_counter()
             architecture = Architecture(
@@ -109,24 +132,16 @@ class WHVIEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no
                 likelihood=likelihood,
                 num_outputs=num_outputs,
             )
-            trained = self._train(architecture, x, targets, plan, seed, session.within(likelihood))
-            factor, mnll = calibrate(trained, x, targets)
+            trained = self._train(architecture, x, y, plan, seed, session.within(likelihood))
+            factor, mnll = calibrate(trained, x, y)
             seconds = time.perf_counter() - begun
-            candidates.append(
+            self.candidates_.append(
                 {"likelihood": likelihood, "validation_mnll": _json(mnll), "seconds": seconds}
             )
-            if best is None or mnll < best[0] - _WORTH_A_HEAD:
-                best = (mnll, architecture, trained, factor)
+            if best is None or mnll < best.mnll - _WORTH_A_HEAD:
+                best = _Fitted(mnll, architecture, trained, factor)
         assert best is not None  # there is at least one candidate
-        mnll, self._architecture, trained, self.noise_factor_ = best
-        self.schema_, self._inputs, self.candidates_ = schema, inputs, candidates
-        self._adopt(trained.ensemble, trained.history)
-        self.training_summary_ = {
-            **_summary(trained, plan, len(x)),
-            "validation_mnll": _json(mnll),
-            "seconds": time.perf_counter() - start,
-        }
-        return trained
+        return best
 
     def _train(
         self,
