@@ -12,6 +12,7 @@ from torch import Tensor, nn
 import whvi
 from whvi.layers.chain import Chain
 from whvi.layers.linear import MeanFieldLinear, WHVILinear
+from whvi.models.tabular import sine_network
 from whvi.sampling import LocalReparameterization, sampling
 from whvi.transforms.backend import kernel
 
@@ -35,8 +36,22 @@ def values_and_gradients(run, model: nn.Module, x: Tensor) -> list[Tensor]:
 @pytest.mark.parametrize("batch_shape", [(), (3,)])
 @pytest.mark.parametrize("sizes", [(5, (16, 8), 1), (13, (128, 128), 2), (3, (20,), 1), (4, (), 3)])
 def test_same_values_and_gradients_as_the_layers(sizes, batch_shape, dtype) -> None:
-    model = whvi.mlp(*sizes, batch_shape=batch_shape, dtype=dtype)
-    x = torch.randn(*batch_shape, 2, 7, sizes[0], dtype=dtype)
+    compare_with_the_layers(whvi.mlp(*sizes, batch_shape=batch_shape, dtype=dtype), sizes[0])
+
+
+@needs_kernel
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("batch_shape", [(), (3,)])
+@pytest.mark.parametrize("sizes", [(5, (16, 8), 1), (13, (32,), 2), (40, (32, 64), 1)])
+def test_same_values_and_gradients_as_the_layers_with_sines(sizes, batch_shape, dtype) -> None:
+    model = sine_network(*sizes, batch_shape=batch_shape).to(dtype)
+    compare_with_the_layers(model, sizes[0])
+
+
+def compare_with_the_layers(model: nn.Sequential, in_features: int) -> None:
+    parameter = next(model.parameters())
+    dtype, batch_shape = parameter.dtype, whvi.functions.batch_shape_of(model)
+    x = torch.randn(*batch_shape, 2, 7, in_features, dtype=dtype)
     chain = Chain.of(model)
     assert chain is not None
 

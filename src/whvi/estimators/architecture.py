@@ -23,7 +23,7 @@ from whvi.likelihoods import (
     StudentT,
 )
 from whvi.models.mlp import mlp
-from whvi.models.tabular import Tile, sine_network
+from whvi.models.tabular import sine_network
 
 _LIKELIHOODS: dict[str, Callable[..., Likelihood]] = {
     "gaussian": Gaussian,
@@ -107,8 +107,6 @@ class Architecture:
             part = _part(tensors, name)
             _check_tensors(name, module, part)
             module.load_state_dict(part, assign=True)
-        if self.sine:
-            model[0] = Tile(self.in_features, max(self.hidden[0], self.in_features))
         return model, likelihood
 
 

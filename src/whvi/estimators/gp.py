@@ -17,6 +17,7 @@ from whvi.estimators.regressor import ArrayInterval
 from whvi.gp.model import RandomFeatureGP
 from whvi.gp.optimise import CollapsedFit
 from whvi.predictive import Predictive
+from whvi.training.memory import keep_freed_memory
 
 _NUM_FEATURES = {"full": 1024, "mean-field": 1024, "whvi": 4096}
 _SEARCH_FEATURES = 512  # with which the hyper-parameters of a full posterior are found
@@ -85,6 +86,7 @@ class WHVIGPRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]  # n
         check_positive_int("n_restarts", self.n_restarts)
         check_positive_int("max_iter", self.max_iter)
         x, targets = torch.tensor(X), torch.tensor(y, dtype=torch.float64)
+        keep_freed_memory()
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
         num_features = self.n_components or _NUM_FEATURES.get(self.weights, 1024)
         model = self._model(x, num_features, seed)
@@ -95,9 +97,11 @@ class WHVIGPRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]  # n
             x, targets, starts=self.n_restarts, iterations=self.max_iter, subset=_SUBSET
         )
         assert isinstance(result, CollapsedFit)  # Gaussian noise and no minibatches
-        if search is not model:
+        if search is model:
+            self.log_evidence_bound_ = model.in_units_of_targets(result.bound, len(targets))
+        else:
             model.adopt(search)
-        self.log_evidence_bound_ = model.condition(x, targets)
+            self.log_evidence_bound_ = model.condition(x, targets)
         self.model_ = model.requires_grad_(False)
         self.lengthscale_ = model.lengthscale.numpy()
         self.noise_std_ = float(model.noise_std)

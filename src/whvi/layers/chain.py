@@ -17,6 +17,7 @@ from whvi.fused import Operands, product_backward, product_forward
 from whvi.layers.blocks import prepared_call
 from whvi.layers.linear import MeanFieldLinear, RandomLinear, WHVILinear
 from whvi.layers.local import KERNEL_OUTPUTS, backward_in_kernel, forward_in_kernel
+from whvi.layers.sines import Sine, Tile
 from whvi.layers.structured import StructuredWeight
 from whvi.noise import normal_from_seed
 from whvi.posteriors import DiagonalGaussian
@@ -93,18 +94,33 @@ class _ReluLink:
         return [torch.ops.aten.threshold_backward(grad, kept[0], 0, grad_input=grad)]
 
 
-Link = _StructuredLink | _DenseLink | _ReluLink
+@final
+class _SineLink:
+    """:class:`Sine`, whose derivative is written over the gradient."""
+
+    parameters: tuple[()] = ()
+
+    def forward(self, x: Tensor, sampler: LocalReparameterization) -> tuple[Tensor, Kept]:
+        return torch.sin(x).mul_(Sine.SCALE), (x,)
+
+    def backward(self, kept: Kept, grad: Tensor, wants_x: bool) -> list[Tensor | None]:
+        return [grad.mul_(torch.cos(kept[0])).mul_(Sine.SCALE)]
+
+
+_Layer = _StructuredLink | _DenseLink
+_Activation = _ReluLink | _SineLink
+Link = _Layer | _Activation
 
 
 @final
 class Chain:
     """The layers of a model, ready to run as one node; see :meth:`of`."""
 
-    def __init__(self, links: list[Link], first: RandomLinear) -> None:
+    def __init__(self, links: list[Link], first: RandomLinear, tile: nn.Module | None) -> None:
         self.links = links
-        self.first = first
+        self.first, self.tile = first, tile
         self.parameters = [p for link in links for p in link.parameters]
-        self.layers = [link for link in links if not isinstance(link, _ReluLink)]
+        self.layers = [link for link in links if isinstance(link, _Layer)]
         self.priors = [layer.prior for layer in self.layers]
         self.locs = [cast(Tensor, layer.parameters[layer.random[0]]) for layer in self.layers]
         self.log_scales = [cast(Tensor, layer.parameters[layer.random[1]]) for layer in self.layers]
@@ -114,12 +130,14 @@ class Chain:
         """Return the chain of a plain ``nn.Sequential`` that the kernel can run, else ``None``."""
         if type(model) is not nn.Sequential or not len(model) or _has_hooks(model):
             return None
-        links = [_link(module) for module in model]
-        if not all(links) or not isinstance(model[0], RandomLinear):
+        modules = list(model)
+        tile = modules.pop(0) if isinstance(modules[0], Tile) else None
+        links = [_link(module) for module in modules]
+        if not links or not all(links) or not isinstance(modules[0], RandomLinear):
             return None
-        if isinstance(links[-1], _ReluLink):  # it would write over the gradient of the output
+        if isinstance(links[-1], _Activation):  # it would write over the gradient of the output
             return None
-        chain = cls(cast(list[Link], links), model[0])
+        chain = cls(cast(list[Link], links), modules[0], tile)
         dtype = chain.first.weight.posterior.loc.dtype
         given = [p for p in chain.parameters if p is not None]
         usable = all(kernel_takes(p) and p.dtype is dtype and p.is_contiguous() for p in given)
@@ -127,6 +145,8 @@ class Chain:
 
     def __call__(self, x: Tensor, sampler: LocalReparameterization) -> tuple[Tensor, Tensor]:
         """Return what the model would give for ``x (*batch_shape, *inner, in)``, and its KL."""
+        if self.tile is not None:
+            x = self.tile(x)
         self.first._check(x)
         # apply() is not annotated in torch.
         values = _ChainFunction.apply(self, sampler, x, *self.parameters)  # type: ignore[no-untyped-call]
@@ -143,6 +163,8 @@ def _has_hooks(model: nn.Module) -> bool:
 def _link(module: nn.Module) -> Link | None:
     if type(module) is nn.ReLU:
         return _ReluLink()
+    if type(module) is Sine:
+        return _SineLink()
     if not isinstance(module, RandomLinear):
         return None
     if module.bias is not None and module.bias.value is None:
@@ -183,7 +205,7 @@ class _ChainFunction(torch.autograd.Function):
             wants_x = i > 0 or ctx.needs_input_grad[2]
             to_x, *to_parameters = link.backward(ctx.kept[i], grad, wants_x)
             gradients = to_parameters + gradients
-            if not isinstance(link, _ReluLink):
+            if isinstance(link, _Layer):
                 loc, log_scale = link.random
                 into.insert(0, cast(Any, (to_parameters[loc], to_parameters[log_scale])))
             grad = cast(Tensor, to_x)

@@ -2,49 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from functools import partial
-from typing import final
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from whvi.checks import check_positive_int
 from whvi.layers import MeanFieldLinear, WHVILinear
+from whvi.layers.sines import Sine, Tile
 from whvi.models.mlp import mlp
-
-
-@final
-class Tile(nn.Module):
-    """Repeat the features up to ``width``: one full-width block instead of many small ones.
-
-    Args:
-        in_features: Features of the input.
-        width: Features of the output.
-    """
-
-    index: Tensor
-
-    def __init__(self, in_features: int, width: int) -> None:
-        super().__init__()
-        index = torch.arange(width) % in_features
-        self.register_buffer("index", index, persistent=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Map ``(..., in_features)`` to ``(..., width)``; axes of stride 0 stay such."""
-        shared = [slice(1) if step == 0 else slice(None) for step in x.stride()[:-1]]
-        tiled = x[tuple(shared)].index_select(-1, self.index)
-        return tiled.expand(*x.shape[:-1], -1)
-
-
-@final
-class Sine(nn.Module):
-    """``√2 sin``: learned random features (unit mean square for a spread-out phase)."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Apply it to every element."""
-        return torch.sin(x).mul_(math.sqrt(2))
 
 
 def sine_network(

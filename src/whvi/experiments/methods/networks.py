@@ -22,6 +22,7 @@ from whvi.experiments.methods.parts import PointLinear, TemperedLikelihood
 from whvi.experiments.methods.protocol import DataSize, Settings
 from whvi.functions import draw_functions
 from whvi.layers import MCDropout, MeanFieldLinear, WHVILinear
+from whvi.layers.sines import Sine, Tile
 from whvi.likelihoods import (
     BalancedGradients,
     Gaussian,
@@ -29,7 +30,6 @@ from whvi.likelihoods import (
     Likelihood,
 )
 from whvi.models.mlp import LayerFactory
-from whvi.models.tabular import Sine, Tile
 from whvi.predictive import Predictive
 from whvi.training import FitConfig, fit
 from whvi.training.seeds import seeded_generator
@@ -93,7 +93,7 @@ class NetworkMethod:
         config = _fit_config(common, x.shape[-2], seed, factor)
         balanced = noise
         if isinstance(noise, HeteroscedasticGaussian):
-            balanced = BalancedGradients(noise)
+            balanced = BalancedGradients(noise, balance=float(common.get("balance", 0.5)))
         fit(model, TemperedLikelihood(balanced, betas), (x, y), config=config)
         return FittedNetwork(model, noise, seed)
 
