@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from training.doubles import assert_bitwise, gaussian, tiny_config, tiny_data, tiny_net, weights_of
 from whvi.elbo import elbo
 from whvi.errors import ConfigError, DataError
+from whvi.layers.protocol import kl
 from whvi.training import FitConfig, fit
 from whvi.training.batches import TensorBatches
 from whvi.training.distributed import Ranks
@@ -58,6 +59,7 @@ def test_the_loop_against_one_written_by_hand():
     weights, history = trained(config)
     assert_bitwise(weights, weights_of(net, likelihood))
     assert history.expected_log_lik[-1] == result.expected_log_lik.item()
+    assert sum(history.layer_kl[-1].values()) == pytest.approx(kl(net).item())
 
 
 def test_the_same_seed_twice_is_bitwise_the_same():

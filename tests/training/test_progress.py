@@ -18,9 +18,9 @@ def test_the_bar_goes_to_stderr(capfd):
 
 
 def test_a_record_in_one_line():
-    record = StepRecord(5, 0.1, 0.5, [-10.0, -20.0], [2.0, 4.0], [[[-1.0], [-3.0]]], [1.0, 2.0])
+    record = StepRecord(5, 0.1, 0.5, [-10.0, -20.0], [2.0, 4.0], {}, [[[-1.0], [-3.0]]], [1.0, 2.0])
     assert describe(record) == "ELBO -16.5  KL 3  log noise -2  validation 1.5"
-    assert describe(StepRecord(5, 0.1, 1.0, -10.0, 2.0, [], None)) == "ELBO -12  KL 2"
+    assert describe(StepRecord(5, 0.1, 1.0, -10.0, 2.0, {}, [], None)) == "ELBO -12  KL 2"
 
 
 def test_without_rich_the_error_says_what_to_install(monkeypatch):

@@ -96,5 +96,6 @@ def _figure2(output: str, options: ReproduceOptions) -> None:
         data=options.data or None,
         seeds=options.seed_numbers or None,
         jobs=options.jobs,
+        progress=not options.quiet,
     )
     print(output)

@@ -29,7 +29,7 @@ from whvi.estimators.preprocessing import Inputs
 from whvi.estimators.schema import learn_schema
 from whvi.estimators.storage import content_of, restored
 from whvi.estimators.tables import as_table
-from whvi.layers.protocol import bayesian_layers
+from whvi.layers.protocol import kl_per_layer
 from whvi.modelfile import ModelFile, read_model_file, write_model_file
 from whvi.predictive import Predictive
 from whvi.training.history import History, StepRecord
@@ -261,8 +261,6 @@ class WHVIEstimator(BaseEstimator, ABC):  # type: ignore[misc]  # scikit-learn h
 def _summary(trained: Trained, plan: Plan, num_rows: int) -> dict[str, Any]:
     ensemble, history = trained.ensemble, trained.history
     model = ensemble.model
-    names = {module: name for name, module in model.named_modules()}
-    kl = {names[layer]: float(layer.kl().sum()) for layer in bayesian_layers(model)}
     return {
         "num_rows": num_rows,
         "num_members": plan.members,
@@ -272,7 +270,7 @@ def _summary(trained: Trained, plan: Plan, num_rows: int) -> dict[str, Any]:
         "batch_size": plan.batch,
         "learning_rate": plan.learning_rate,
         "beta": plan.beta,
-        "kl_per_layer": kl,
+        "kl_per_layer": {name: float(kl.sum()) for name, kl in kl_per_layer(model).items()},
     }
 
 

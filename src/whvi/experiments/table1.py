@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 
 from whvi.data import CATALOGUE, UCIDataset, load_uci, random_splits
-from whvi.errors import ConfigError, WhviError
+from whvi.errors import ConfigError
+from whvi.experiments.command import check_names, grid_parser, run_to_report
 from whvi.experiments.evaluation import evaluate
 from whvi.experiments.grids import METHODS
 from whvi.experiments.paper import DATASETS
@@ -26,6 +27,7 @@ from whvi.experiments.runner import Unit, parse_shard, plan_units, run_units
 from whvi.experiments.selection import Choice, Known, Scores, choose
 from whvi.training.memory import keep_freed_memory
 
+SEEDS = (0,)
 PROTOCOLS = ("literature", "random")
 QUICK_DATASETS = ("boston", "concrete", "energy", "yacht")
 QUICK_SPLITS = 2
@@ -112,7 +114,7 @@ def reproduce_table1(
     methods: Sequence[str] = tuple(METHODS),
     datasets: Sequence[str] | None = None,
     splits: Sequence[int] | None = None,
-    seeds: Sequence[int] = (0,),
+    seeds: Sequence[int] = SEEDS,
     data_dir: str | None = None,
     quick: bool = False,
     protocol: str = "literature",
@@ -131,9 +133,9 @@ def reproduce_table1(
         jobs, shard, progress: See :func:`whvi.experiments.runner.run_units`.
     """
     datasets = datasets or (QUICK_DATASETS if quick else DATASETS)
-    _check_names("protocol", [protocol], PROTOCOLS)
-    _check_names("method", methods, METHODS)
-    _check_names("data set", datasets, CATALOGUE)
+    check_names("protocol", [protocol], PROTOCOLS)
+    check_names("method", methods, METHODS)
+    check_names("data set", datasets, CATALOGUE)
     numbers = {name: _split_numbers(name, splits, quick=quick) for name in datasets}
     folder = Path(output)
     store = RecordStore(folder / "records.jsonl")
@@ -142,12 +144,6 @@ def reproduce_table1(
     run_units(units, work, store, jobs=jobs, shard=shard, progress=progress)
     write_report(store.read().values(), folder)
     return folder
-
-
-def _check_names(kind: str, names: Sequence[str], known: Collection[str]) -> None:
-    for name in names:
-        if name not in known:
-            raise ConfigError(f"there is no {kind} {name!r}; choose from {', '.join(known)}")
 
 
 def _split_numbers(name: str, splits: Sequence[int] | None, *, quick: bool) -> list[int]:
@@ -183,14 +179,13 @@ def parse_splits(text: str) -> list[int]:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run from the command line; returns the exit code."""
     options = _parser().parse_args(arguments)
-    output = options.output or default_folder(options.protocol, quick=options.quick)
-    try:
-        folder = reproduce_table1(
-            output,
+    return run_to_report(
+        lambda: reproduce_table1(
+            options.output or default_folder(options.protocol, quick=options.quick),
             methods=options.methods or tuple(METHODS),
             datasets=options.data,
             splits=None if options.splits is None else parse_splits(options.splits),
-            seeds=options.seeds,
+            seeds=options.seeds or SEEDS,
             data_dir=options.data_dir,
             quick=options.quick,
             protocol=options.protocol,
@@ -198,29 +193,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
             shard=parse_shard(options.shard),
             progress=not options.no_progress,
         )
-    except WhviError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    print(folder / "README.md")
-    return 0
+    )
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m whvi.experiments.table1", description="Reproduce Table 1 of the paper."
+    parser = grid_parser(
+        "table1",
+        "Reproduce Table 1 of the paper.",
+        methods=METHODS,
+        data=DATASETS,
+        quick="two splits of the four small sets, few steps",
     )
     add = parser.add_argument
-    add("--quick", action="store_true", help="two splits of the four small sets, few steps")
-    add("--methods", nargs="+", metavar="NAME", help=f"of {', '.join(METHODS)}")
-    add("--data", nargs="+", metavar="NAME", help=f"of {', '.join(DATASETS)}")
     add("--splits", help="such as 0-4,7; by default all")
     add("--protocol", default="literature", help="literature or random: whose 90/10 splits")
-    add("--seeds", nargs="+", type=int, default=[0], help="by default 0")
-    add("--jobs", type=int, default=1, help="processes")
     add("--shard", default="1/1", help="i/n: do the i-th of n parts of the grid")
     add("--data-dir", help="folder of the UCI sets; by default WHVI_DATA, else a download")
-    add("--output", help="folder of records and report; by default results/table1[-quick]")
-    add("--no-progress", action="store_true", help="no progress bar")
     return parser
 
 

@@ -59,6 +59,14 @@ def kl(model: nn.Module) -> Tensor:
     return ModelKL(model)()
 
 
+@torch.no_grad()
+def kl_per_layer(model: nn.Module) -> dict[str, Tensor]:
+    """Return the KL of every Bayesian layer by its name, ``batch_shape`` each; they add up to
+    :func:`kl`."""
+    names = {module: name for name, module in model.named_modules()}
+    return {names[layer]: layer.kl() for layer in bayesian_layers(model)}
+
+
 class ModelKL:
     """The KL of a model whose layers stay the same: found once, evaluated at every step.
 

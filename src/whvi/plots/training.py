@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -33,30 +33,14 @@ def plot_elbo(ax: Axes, history: History) -> None:
     ax.set(ylim=(low - margin, high + margin), ylabel=f"{name} (nats)")
 
 
-def plot_kl(
-    ax: Axes, history: History, layers: Mapping[str, Sequence[float]] | None = None
-) -> None:
-    """Draw the KL in nats over the steps, and that of single layers where they were recorded.
-
-    Args:
-        ax: Where to draw.
-        history: Of the fit.
-        layers: Name of a layer to its KL at every record, or at the last one only: then its
-            value is a mark at the end.
-    """
+def plot_kl(ax: Axes, history: History) -> None:
+    """Draw the KL in nats over the steps: of the model, and of each layer by its name."""
     _lines(ax, history, _replicas(history.kl), label="all layers")
-    for number, (name, values) in enumerate((layers or {}).items(), start=1):
-        if len(values) not in (1, len(history)):
-            raise ShapeError(
-                f"layer {name!r} has {len(values)} values of the KL; expected one, or one for each "
-                f"of {len(history)} records"
-            )
-        steps = history.step[-len(values) :]
-        mark = "o" if len(values) == 1 else "-"
-        ax.plot(steps, values, mark, color=f"C{number}", label=name, markersize=5)
+    for number, name in enumerate(next(iter(history.layer_kl), {}), start=1):
+        values = _replicas([layers[name] for layers in history.layer_kl])
+        _lines(ax, history, values, color=f"C{number}", label=name)
     ax.set_ylabel("KL (nats)")
-    if layers:
-        ax.legend(fontsize=8)
+    ax.legend(fontsize=8)
 
 
 def plot_noise(ax: Axes, history: History) -> None:

@@ -207,9 +207,7 @@ def _ticks(series: pd.Series) -> Tensor | None:
 def _training(model: Any) -> list[Picture]:
     pictures = []
     if len(model.history_):
-        members = max(int(model.training_summary_["num_members"]), 1)
-        kl = {name: v / members for name, v in model.training_summary_["kl_per_layer"].items()}
-        pictures += training_pictures(model.history_, kl)
+        pictures += training_pictures(model.history_)
     covariance = _weight_covariance(model.model_)
     if covariance is not None:
         pictures.append(covariance_picture(covariance[1], layer=covariance[0]))

@@ -120,8 +120,8 @@ def label_pictures(predictive: Predictive, labels: Tensor, names: Sequence[str])
     ]
 
 
-def training_pictures(history: History, layer_kl: dict[str, float]) -> list[Picture]:
-    """Draw the objective, the KL with the layers' shares at the end, and the noise."""
+def training_pictures(history: History) -> list[Picture]:
+    """Draw the objective, the KL of model and layers, and the noise."""
     pictures = [
         _draw(
             "Training: the objective",
@@ -131,9 +131,9 @@ def training_pictures(history: History, layer_kl: dict[str, float]) -> list[Pict
         ),
         _draw(
             "Training: what the weights have learnt",
-            lambda ax: plot_kl(ax, history, {name: [kl] for name, kl in layer_kl.items()}),
-            "The divergence of posterior from prior, in nats, a mean over members; dots are the "
-            "layers' parts at the end.",
+            lambda ax: plot_kl(ax, history),
+            "The divergence of posterior from prior, in nats, of all layers and of each; one thin "
+            "line for each member.",
         ),
     ]
     if history.noise and history.noise[0]:

@@ -16,6 +16,7 @@ class StepRecord(NamedTuple):
     beta: float  # weight of the KL in this step
     expected_log_lik: Value  # of this step's batch, scaled to the whole data set, nats
     kl: Value  # nats
+    layer_kl: dict[str, Value]  # of each Bayesian layer by its name, after the step
     noise: list[Value]  # the likelihood's noise parameters after the step
     validation: Value | None  # mean log predictive density per row, where it was evaluated
 
@@ -29,6 +30,7 @@ class History:
     beta: list[float] = field(default_factory=list)
     expected_log_lik: list[Value] = field(default_factory=list)
     kl: list[Value] = field(default_factory=list)
+    layer_kl: list[dict[str, Value]] = field(default_factory=list)
     noise: list[list[Value]] = field(default_factory=list)
     validation: list[Value | None] = field(default_factory=list)
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from whvi.elbo import Elbo
 from whvi.errors import NumericalError
 from whvi.functions import draw_functions
+from whvi.layers.protocol import kl_per_layer
 from whvi.likelihoods import Likelihood
 from whvi.training.batches import (
     Batch,
@@ -40,7 +41,7 @@ Callback = Callable[[StepRecord], None]
 
 _VALIDATION_DRAWS = 16
 _VALIDATION_ROWS = 4096
-_FORMAT_VERSION = 1  # of checkpoints: raise it when names or meanings in them change
+_FORMAT_VERSION = 2  # of checkpoints: raise it when names or meanings in them change
 
 
 def fit(
@@ -181,6 +182,7 @@ class _Recorder:
             beta=result.beta,
             expected_log_lik=result.expected_log_lik.tolist(),
             kl=result.kl.tolist(),
+            layer_kl={name: kl.tolist() for name, kl in kl_per_layer(self._model).items()},
             noise=[p.tolist() for p in self._likelihood.noise_parameters()],
             validation=self._score() if self._is_evaluated(state.step) else None,
         )

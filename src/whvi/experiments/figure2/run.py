@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import argparse
-import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-from whvi.errors import ConfigError, WhviError
+from whvi.experiments.command import check_names, grid_parser, run_to_report
 from whvi.experiments.figure2.cells import CELLS, DATASETS, METHODS, QUICK_SIDES, SIDES
 from whvi.experiments.figure2.report import write_report
 from whvi.experiments.figure2.work import Figure2Work
@@ -40,8 +38,8 @@ def reproduce_figure2(
         progress: Show records done and time left on stderr (needs rich).
     """
     methods, data = methods or METHODS, data or DATASETS
-    _check_names("method", methods, METHODS)
-    _check_names("data set", data, DATASETS)
+    check_names("method", methods, METHODS)
+    check_names("data set", data, DATASETS)
     folder = Path(output)
     store = RecordStore(folder / "records.jsonl", KEY_FIELDS)
     units = plan_figure2(methods, data, seeds or (QUICK_SEEDS if quick else SEEDS), quick=quick)
@@ -65,19 +63,19 @@ def plan_figure2(
     ]
 
 
-def _check_names(kind: str, names: Sequence[str], known: Collection[str]) -> None:
-    for name in names:
-        if name not in known:
-            raise ConfigError(f"there is no {kind} {name!r}; choose from {', '.join(known)}")
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run from the command line; returns the exit code."""
-    options = _parser().parse_args(arguments)
-    output = options.output or f"results/figure2{'-quick' if options.quick else ''}"
-    try:
-        folder = reproduce_figure2(
-            output,
+    parser = grid_parser(
+        "figure2",
+        "Reproduce Figure 2 of the paper.",
+        methods=METHODS,
+        data=DATASETS,
+        quick="two sizes, one seed, little training",
+    )
+    options = parser.parse_args(arguments)
+    return run_to_report(
+        lambda: reproduce_figure2(
+            options.output or f"results/figure2{'-quick' if options.quick else ''}",
             quick=options.quick,
             methods=options.methods,
             data=options.data,
@@ -85,23 +83,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
             jobs=options.jobs,
             progress=not options.no_progress,
         )
-    except WhviError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    print(folder / "README.md")
-    return 0
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m whvi.experiments.figure2", description="Reproduce Figure 2 of the paper."
     )
-    add = parser.add_argument
-    add("--quick", action="store_true", help="two sizes, one seed, little training")
-    add("--methods", nargs="+", metavar="NAME", help=f"of {', '.join(METHODS)}")
-    add("--data", nargs="+", metavar="NAME", help=f"of {', '.join(DATASETS)}")
-    add("--seeds", nargs="+", type=int, help="by default 0 1 2")
-    add("--jobs", type=int, default=1, help="processes")
-    add("--output", help="folder of records and report; by default results/figure2[-quick]")
-    add("--no-progress", action="store_true", help="no progress bar")
-    return parser
