@@ -141,6 +141,16 @@ def test_quantiles_do_not_depend_on_chunks(monkeypatch: pytest.MonkeyPatch) -> N
     torch.testing.assert_close(predictive.quantile(0.3), whole, rtol=1e-14, atol=0)
 
 
+def test_a_row_has_the_same_quantile_alone_and_among_others() -> None:
+    """Up to rounding: entries that have converged must not move on while others still do."""
+    generator = torch.Generator().manual_seed(0)
+    loc = torch.randn(8, 200, generator=generator) * torch.logspace(-6, 6, 200)
+    predictive = Predictive.gaussian(loc, torch.rand(8, 200, generator=generator) + 1e-3)
+    together = predictive.quantile(0.9)
+    alone = [predictive[k : k + 1].quantile(0.9) for k in range(200)]
+    assert ((torch.cat(alone) - together).abs() <= 1e-12 * predictive.std).all()
+
+
 def test_quantiles_of_many_rows_are_quick() -> None:
     generator = torch.Generator().manual_seed(0)
     loc = torch.randn(50, 2000, generator=generator)

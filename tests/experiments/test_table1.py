@@ -8,6 +8,7 @@ import pytest
 from whvi.data import load_uci
 from whvi.errors import ConfigError
 from whvi.experiments import table1
+from whvi.experiments.records import RecordStore
 from whvi.experiments.runner import Unit
 from whvi.experiments.table1 import Table1Work, main, parse_splits
 
@@ -44,6 +45,23 @@ def test_choices_are_kept_for_a_restart(
     again = list(work(unit))
     assert [r["rmse"] for r in again] == [r["rmse"] for r in before]
     assert [r["choice"] for r in again] == [r["choice"] for r in before]
+
+
+def test_scores_are_shared_within_a_family_a_data_set_and_a_seed_only(tmp_path: Path) -> None:
+    path = tmp_path / "choices.jsonl"
+    named = [
+        ("whvi", "yacht", 0),
+        ("mean-field", "yacht", 0),
+        ("whvi", "boston", 0),
+        ("whvi", "yacht", 1),
+    ]
+    RecordStore(path).append(
+        {"method": m, "dataset": d, "split": 2, "seed": k, "scores": {f"{m} {d} {k}": {}}}
+        for m, d, k in named
+    )
+    work = Table1Work(str(path))
+    known = work._scores_of_family(Unit("whvi-best", "yacht", (2,), 0))
+    assert known == {2: {"whvi yacht 0": {}}}
 
 
 def test_the_papers_protocol_draws_its_own_splits(uci_root: str, tmp_path: Path) -> None:
