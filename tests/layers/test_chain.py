@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import whvi
+from whvi.functions import batch_shape_of
 from whvi.layers.chain import Chain
 from whvi.layers.linear import MeanFieldLinear, WHVILinear
 from whvi.models.tabular import sine_network
@@ -50,7 +51,7 @@ def test_same_values_and_gradients_as_the_layers_with_sines(sizes, batch_shape, 
 
 def compare_with_the_layers(model: nn.Sequential, in_features: int) -> None:
     parameter = next(model.parameters())
-    dtype, batch_shape = parameter.dtype, whvi.functions.batch_shape_of(model)
+    dtype, batch_shape = parameter.dtype, batch_shape_of(model)
     x = torch.randn(*batch_shape, 2, 7, in_features, dtype=dtype)
     chain = Chain.of(model)
     assert chain is not None
