@@ -51,12 +51,12 @@ def reproduce_figure2(
 def plan_figure2(
     methods: Sequence[str], data: Sequence[str], seeds: Sequence[int], *, quick: bool = False
 ) -> list[Unit]:
-    """List the fits: seed by seed, small models first, so that a part is already a figure."""
+    """List the fits: small models first, so that a part is already a figure."""
     sides = QUICK_SIDES if quick else SIDES
     return [
         Unit(cell.name, dataset, (side,), seed)
-        for seed in seeds
         for side in sorted({side for each in sides.values() for side in each})
+        for seed in seeds
         for dataset in data
         for cell in CELLS
         if cell.method in methods and side in sides[cell.covariance]
