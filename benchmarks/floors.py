@@ -132,4 +132,7 @@ FLOORS = [
     Floor("training", {"width": 128, "replicas": 1}, "whvi.fit", "nn.Linear", at_most=1.3),
     Floor("training", {"width": 1024, "replicas": 1}, "whvi.fit", "nn.Linear", at_most=0.1),
     Floor("training", {"width": 128, "replicas": 20}, "one of 20", "one alone", at_most=0.2),
+    Floor("gp", {"work": "fit", "rows": 10_000}, "2 threads", at_most=15),
+    Floor("gp", {"work": "fit", "rows": 200_000}, "2 threads", at_most=60),
+    Floor("gp", {"work": "mean", "rows": 100_000}, "2 threads", at_most=1),
 ]

@@ -55,10 +55,12 @@ def save(section: Section, folder: Path) -> None:
 
 
 def load(folder: Path) -> dict[str, Section]:
-    """Read every section that ``folder`` holds."""
+    """Read every section that ``folder`` holds; other records there have no cells."""
     sections = {}
     for path in sorted(folder.glob("*.json")):
         record = json.loads(path.read_text(encoding="utf-8"))
+        if "cells" not in record:
+            continue
         record["cells"] = [Cell(**cell) for cell in record["cells"]]
         sections[record["name"]] = Section(**record)
     return sections

@@ -45,7 +45,7 @@ def weights_of_features(basis: ColumnBasis, g: Tensor) -> Tensor:
 def test_the_column_basis_is_the_product_with_vec_w():
     basis, x = started("column"), rows()
     g = torch.randn(8, dtype=torch.float64)
-    features = basis.waves(x) * basis.waves.scale()
+    features = basis.waves(x) * basis.waves.scale
     torch.testing.assert_close(basis(x) @ g, features @ weights_of_features(basis, g))
     torch.testing.assert_close(basis(x), column_features(features, basis.s1, basis.s2))
 
@@ -78,7 +78,7 @@ def test_the_tangent_is_the_derivative_of_the_function(kind):
     basis, x = started(kind), rows()
     assert isinstance(basis, Tangible)
     a = torch.randn(basis.num_coefficients, dtype=torch.float64)
-    psi, tangent = basis.tangent(x, a)
+    psi, tangent = basis.tangent(a)(x)
     torch.testing.assert_close(psi, basis(x).detach())
     gradients = [
         torch.cat([g.flatten() for g in torch.autograd.grad(f, basis.shape_parameters())])

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.distributions import Independent, MultivariateNormal, Normal, kl_divergence
 
 from whvi.errors import ConfigError, NumericalError, ShapeError
-from whvi.gp.bases import ColumnBasis, FourierBasis
+from whvi.gp.bases import ColumnBasis, FourierBasis, SpectrumBasis
 from whvi.gp.collapsed import Statistics, collapsed_bound
 from whvi.gp.inducing import InducingBasis
 from whvi.gp.streaming import bound_with_gradients, stream_moments, stream_statistics
@@ -103,7 +103,7 @@ def test_statistics_add_up_in_any_order_and_count_as_often_as_told():
 
 
 @pytest.mark.parametrize("covariance", COVARIANCES)
-@pytest.mark.parametrize("kind", ["column", "fourier", "inducing"])
+@pytest.mark.parametrize("kind", ["column", "fourier", "spectrum", "inducing"])
 def test_streamed_gradients_are_those_of_autograd(covariance, kind, monkeypatch):
     monkeypatch.setattr("whvi.gp.streaming._CHUNK_ELEMENTS", 700)  # several chunks, the last short
     generator = torch.Generator().manual_seed(0)
@@ -112,6 +112,7 @@ def test_streamed_gradients_are_those_of_autograd(covariance, kind, monkeypatch)
     basis = {
         "column": lambda: ColumnBasis(3, 8, dtype=torch.float64),
         "fourier": lambda: FourierBasis(3, 10, dtype=torch.float64),
+        "spectrum": lambda: SpectrumBasis(3, 10, dtype=torch.float64),
         "inducing": lambda: InducingBasis(3, 7),
     }[kind]()
     basis.restart(x, generator)
@@ -129,6 +130,19 @@ def test_streamed_gradients_are_those_of_autograd(covariance, kind, monkeypatch)
     for parameter, gradient in zip(parameters, expected, strict=True):
         # the locations of inducing points pass through an ill-conditioned Cholesky factor
         torch.testing.assert_close(parameter.grad, gradient, rtol=1e-6, atol=1e-6)
+
+
+def test_frozen_parameters_receive_no_gradient():
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(20, 3, generator=generator, dtype=torch.float64)
+    basis = ColumnBasis(3, 4)
+    basis.restart(x, generator)
+    basis.s2.requires_grad_(False)
+    log_noise = torch.tensor(-1.0, dtype=torch.float64, requires_grad=True)
+    bound_with_gradients(basis, log_noise, x, torch.sin(x).sum(-1))
+    assert basis.s2.grad is None
+    assert basis.s1.grad is not None
+    assert bool(basis.s1.grad.abs().sum() > 0)
 
 
 @pytest.mark.parametrize("covariance", COVARIANCES)

@@ -45,7 +45,10 @@ def test_the_column_map_is_the_product_with_vec_w(num_features):
     phi, g = rows(5, num_features), rows(2, D)
     weights = dense_matrix(column.s1, g, column.s2) * D**0.5
     expected = phi @ weights.flatten(-2)[:, :num_features].T
-    torch.testing.assert_close((column(phi) * g).sum(-1), expected)
+    scale = torch.tensor(1.3, dtype=torch.float64)
+    psi = column(phi, column.operands(scale))
+    torch.testing.assert_close((psi * g).sum(-1), 1.3 * expected)
+    torch.testing.assert_close(column.values(g, scale)(phi), 1.3 * expected)
 
 
 def test_weights_of_the_column_map_have_unit_prior_variance():
@@ -53,7 +56,9 @@ def test_weights_of_the_column_map_have_unit_prior_variance():
     with torch.no_grad():
         column.s1.fill_(1.0)
         column.s2.fill_(1.0)
-    jacobian = column(torch.eye(64, dtype=torch.float64)).squeeze(-2)  # weights = J g
+    jacobian = column(torch.eye(64).double(), column.operands(torch.ones(()))).squeeze(
+        -2
+    )  # weights = J g
     torch.testing.assert_close(jacobian.square().sum(-1), torch.ones(64).double())
 
 
@@ -113,7 +118,7 @@ def test_the_tangent_is_the_derivative(kernel):
     features = RandomFeatures(3, 60, kernel=kernel, projection="fastfood", dtype=torch.float64)
     basis = ColumnLayerBasis(FeatureLayer(features))
     x, a = rows(), rows(1, basis.num_coefficients)[0]
-    psi, tangent = basis.tangent(x, a)
+    psi, tangent = basis.tangent(a)(x)
     torch.testing.assert_close(psi, basis(x))
     values = basis(x) @ a
     expected = [

@@ -77,6 +77,18 @@ def test_gauss_newton_descends_and_finds_a_function_of_its_own_kind():
     assert float(rescaled.square().mean()) == pytest.approx(1.0, rel=1e-2)
 
 
+def test_gauss_newton_sums_over_chunks(monkeypatch):
+    x, y = smooth(60)
+    histories = []
+    for elements in (1 << 20, 100):  # one chunk, or ten
+        monkeypatch.setattr("whvi.gp.streaming._CHUNK_ELEMENTS", elements)
+        basis = ColumnBasis(3, 4, dtype=torch.float64)
+        basis.restart(x, torch.Generator().manual_seed(0))
+        histories.append(gauss_newton(basis, x, y, steps=3).history)
+    assert len(histories[0]) == 4
+    assert histories[0] == pytest.approx(histories[1], rel=1e-6)
+
+
 @pytest.mark.parametrize("covariance", ["diagonal", "full"])
 def test_the_noise_is_the_best_there_is(covariance):
     generator = torch.Generator().manual_seed(0)

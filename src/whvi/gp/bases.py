@@ -12,100 +12,28 @@ Inputs are standardised rows ``(N, d)`` in float64; parameters are float64, feat
 
 from __future__ import annotations
 
-import math
-from abc import ABC, abstractmethod
-from typing import Any, final
+from abc import abstractmethod
+from typing import final
 
 import torch
 from torch import Tensor, nn
 
-from whvi.checks import check_last_dim, check_positive_int, is_power_of_two
+from whvi.checks import is_power_of_two
 from whvi.errors import ConfigError
-from whvi.gp.collapsed import check_covariance
-from whvi.transforms import hadamard_matrix
+from whvi.gp.basis import Basis, Operands, Tangent
+from whvi.gp.column import ColumnTangent, circulant, column_product
+from whvi.gp.waves import Waves, wave_slopes
+
+__all__ = ["Basis", "ColumnBasis", "FourierBasis", "SpectrumBasis"]
 
 
-class Basis(nn.Module, ABC):
-    """A map ``ψ`` with parameters; the function is ``ψ(x)·a`` with ``a ~ N(0, I)``."""
-
-    @property
-    @abstractmethod
-    def num_coefficients(self) -> int:
-        """``K``, the length of ``a``."""
-
-    @property
-    @abstractmethod
-    def row_elements(self) -> int:
-        """Numbers that one row takes while ``ψ`` is computed: decides the size of chunks."""
-
-    @abstractmethod
-    def forward(self, x: Tensor) -> Tensor:
-        """Map rows ``(n, d)`` to ``ψ (n, K)``."""
-
-    @abstractmethod
-    def restart(self, x: Tensor, generator: torch.Generator) -> None:
-        """Move to a new random start; ``x`` are training rows."""
-
-    @abstractmethod
-    def num_shape_parameters(self, *, count_inducing: bool = True) -> int:
-        """Trained numbers besides ``q(a)`` and the hyper-parameters that every model has."""
-
-    def prior_variance(self) -> Tensor | None:
-        """``k(x, x)`` if ``ψ·a`` is only a part of the process; ``None`` if it is all of it."""
-        return None
-
-    def num_parameters(self, covariance: str, *, count_inducing: bool = True) -> int:
-        """Count ``q(a)`` and what shapes ``ψ``; not lengthscales, variance and noise.
-
-        Args:
-            covariance: ``q(a)`` has ``2K`` numbers if diagonal, ``K + K(K+1)/2`` if full.
-            count_inducing: Whether the locations of inducing points count.
-        """
-        check_covariance(covariance)
-        size = self.num_coefficients
-        posterior = 2 * size if covariance == "diagonal" else size + size * (size + 1) // 2
-        return posterior + self.num_shape_parameters(count_inducing=count_inducing)
-
-
-class _CosSin(torch.autograd.Function):
-    """``[cos p, sin p]`` along the last axis; the backward pass reads the result, not ``p``."""
-
-    @staticmethod
-    def forward(ctx: Any, phases: Tensor) -> Tensor:
-        half = phases.shape[-1]
-        out = phases.new_empty(*phases.shape[:-1], 2 * half)
-        torch.cos(phases, out=out[..., :half])
-        torch.sin(phases, out=out[..., half:])
-        ctx.save_for_backward(out)
-        return out
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        cos, sin = ctx.saved_tensors[0].chunk(2, -1)
-        to_cos, to_sin = gradient.chunk(2, -1)
-        slope: Tensor = cos * to_sin - sin * to_cos
-        return slope
-
-
-def draw_frequencies(num_inputs: int, num: int, generator: torch.Generator) -> Tensor:
-    r"""Draw frequencies of a mixture of RBF kernels with lengthscales between ``1/e`` and ``e``.
-
-    ``ω = e^u z``, ``u ~ U(-1, 1)``, ``z ~ N(0, I)``, shape ``(num_inputs, num)``: slow and fast
-    waves side by side, with a higher bound than those of one lengthscale.
-    """
-    normal = torch.randn(num_inputs, num, generator=generator, dtype=torch.float64)
-    uniform = torch.rand(num, generator=generator, dtype=torch.float64)
-    return normal * (2 * uniform - 1).exp()
-
-
-@final
-class Waves(nn.Module):
-    r"""``φ(x) = σ_f (2/M)^{1/2} [cos(xΩ), sin(xΩ)]``, ``Ω = diag(1/ℓ) frequencies``.
+class _WaveBasis(Basis):
+    """One coefficient per feature, ``ψ = φ``; a member says what is learned besides ``σ_f``.
 
     Args:
         num_inputs: ``d``.
         num_features: ``M``, even.
-        learned: Whether the frequencies are trained.
+        learned: Whether the frequencies are.
         dtype: Of the features.
     """
 
@@ -113,53 +41,52 @@ class Waves(nn.Module):
         self, num_inputs: int, num_features: int, *, learned: bool, dtype: torch.dtype
     ) -> None:
         super().__init__()
-        check_positive_int("num_inputs", num_inputs)
-        check_positive_int("num_features", num_features)
-        if num_features % 2:
-            raise ConfigError(
-                f"num_features must be even, a cosine and a sine per frequency, got {num_features}"
-            )
-        self.num_features, self.dtype = num_features, dtype
-        zeros = torch.zeros(num_inputs, num_features // 2, dtype=torch.float64)
-        self.frequencies = nn.Parameter(zeros, requires_grad=learned)
-        self.log_lengthscale = nn.Parameter(torch.zeros(num_inputs, dtype=torch.float64))
-        self.log_variance = nn.Parameter(torch.zeros((), dtype=torch.float64))
+        self.waves = Waves(num_inputs, num_features, learned=learned, dtype=dtype)
+
+    @property
+    def num_coefficients(self) -> int:
+        """``M``."""
+        return self.waves.num_features
+
+    def restart(self, x: Tensor, generator: torch.Generator) -> None:
+        """Draw new frequencies; those that are learned begin there."""
+        self.waves.restart(generator)
+
+    def operands(self) -> Operands:
+        """Return ``Ω`` and the scale."""
+        return self.waves.omega, self.waves.scale
+
+    def evaluate(self, x: Tensor, operands: Operands) -> Tensor:
+        """Return ``φ(x)``."""
+        omega, scale = operands
+        psi: Tensor = self.waves(x, omega) * scale.to(self.waves.dtype)
+        return psi
+
+    def log_variance_parameter(self) -> nn.Parameter:
+        """``log σ_f²``."""
+        return self.waves.log_variance
 
     @torch.no_grad()
-    def restart(self, generator: torch.Generator) -> None:
-        """Set ``ℓ = √d``, ``σ_f = 1`` and draw frequencies."""
-        shape = self.frequencies.shape
-        self.frequencies.copy_(draw_frequencies(shape[0], shape[1], generator))
-        self.log_lengthscale.fill_(0.5 * math.log(shape[0]))
-        self.log_variance.zero_()
+    def tangent(self, coefficients: Tensor) -> Tangent:
+        """Return the map of rows to ``ψ`` and ``∂(ψ·a)/∂shape``."""
+        omega, scale = self.operands()
+        weights = (coefficients * scale).to(self.waves.dtype)
 
-    def scale(self) -> Tensor:
-        """Return ``σ_f (2/M)^{1/2}``."""
-        scale: Tensor = (0.5 * self.log_variance).exp() * (2 / self.num_features) ** 0.5
-        return scale
+        @torch.no_grad()
+        def tangent(x: Tensor) -> tuple[Tensor, Tensor]:
+            features = self.waves(x, omega)
+            by_shape = self._by_shape(x, wave_slopes(features, weights), omega)
+            return (features * scale).double(), by_shape
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Return ``[cos(xΩ), sin(xΩ)]``, shape ``(n, M)``, without the scale."""
-        check_last_dim("x", x, len(self.log_lengthscale))
-        scaled = (-self.log_lengthscale).exp().unsqueeze(-1) * self.frequencies
-        phases = x.to(self.dtype) @ scaled.to(self.dtype)
-        features: Tensor = _CosSin.apply(phases)  # type: ignore[no-untyped-call]  # torch has none
-        return features
+        return tangent
 
-    def slopes(self, features: Tensor, weights: Tensor) -> Tensor:
-        """Return ``∂(φ·w)/∂phase`` per row and frequency, for ``weights`` with the scale in."""
-        cos, sin = features.chunk(2, -1)
-        to_cos, to_sin = weights.to(self.dtype).chunk(2, -1)
-        return cos * to_sin - sin * to_cos
-
-    def lengthscale_tangent(self, x: Tensor, slopes: Tensor) -> Tensor:
-        """Return ``∂f/∂log ℓ``, shape ``(n, d)``, from the slopes ``(n, M/2)``."""
-        scaled = (-self.log_lengthscale).exp().unsqueeze(-1) * self.frequencies
-        return -x * (slopes @ scaled.to(self.dtype).T).double()
+    @abstractmethod
+    def _by_shape(self, x: Tensor, slopes: Tensor, omega: Tensor) -> Tensor:
+        """Return ``∂f/∂shape``, float64, from ``∂f/∂phase (n, M/2)``."""
 
 
 @final
-class FourierBasis(Basis):
+class FourierBasis(_WaveBasis):
     """Random Fourier features with fixed frequencies: ``K = M`` coefficients.
 
     Args:
@@ -171,13 +98,7 @@ class FourierBasis(Basis):
     def __init__(
         self, num_inputs: int, num_features: int, *, dtype: torch.dtype = torch.float32
     ) -> None:
-        super().__init__()
-        self.waves = Waves(num_inputs, num_features, learned=False, dtype=dtype)
-
-    @property
-    def num_coefficients(self) -> int:
-        """``M``."""
-        return self.waves.num_features
+        super().__init__(num_inputs, num_features, learned=False, dtype=dtype)
 
     @property
     def row_elements(self) -> int:
@@ -188,33 +109,16 @@ class FourierBasis(Basis):
         """Nothing but ``q`` is trained."""
         return 0
 
-    def restart(self, x: Tensor, generator: torch.Generator) -> None:
-        """Draw new frequencies."""
-        self.waves.restart(generator)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return ``φ(x)``."""
-        psi: Tensor = self.waves(x) * self.waves.scale().to(self.waves.dtype)
-        return psi
-
-    def log_variance_parameter(self) -> nn.Parameter:
-        """``log σ_f²``."""
-        return self.waves.log_variance
-
     def shape_parameters(self) -> list[nn.Parameter]:
         """Lengthscales."""
         return [self.waves.log_lengthscale]
 
-    @torch.no_grad()
-    def tangent(self, x: Tensor, coefficients: Tensor) -> tuple[Tensor, Tensor]:
-        """Return ``ψ`` and ``∂(ψ·a)/∂shape``."""
-        features, scale = self.waves(x), self.waves.scale()
-        slopes = self.waves.slopes(features, coefficients * scale)
-        return (features * scale).double(), self.waves.lengthscale_tangent(x, slopes)
+    def _by_shape(self, x: Tensor, slopes: Tensor, omega: Tensor) -> Tensor:
+        return _by_lengthscale(x, slopes, omega)
 
 
 @final
-class SpectrumBasis(Basis):
+class SpectrumBasis(_WaveBasis):
     """Sparse-spectrum Gaussian process: learned frequencies, ``d·M/2`` numbers that count.
 
     Args:
@@ -226,13 +130,7 @@ class SpectrumBasis(Basis):
     def __init__(
         self, num_inputs: int, num_features: int, *, dtype: torch.dtype = torch.float32
     ) -> None:
-        super().__init__()
-        self.waves = Waves(num_inputs, num_features, learned=True, dtype=dtype)
-
-    @property
-    def num_coefficients(self) -> int:
-        """``M``."""
-        return self.waves.num_features
+        super().__init__(num_inputs, num_features, learned=True, dtype=dtype)
 
     @property
     def row_elements(self) -> int:
@@ -243,31 +141,13 @@ class SpectrumBasis(Basis):
         """The frequencies."""
         return self.waves.frequencies.numel()
 
-    def restart(self, x: Tensor, generator: torch.Generator) -> None:
-        """Draw new frequencies to begin with."""
-        self.waves.restart(generator)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return ``φ(x)``."""
-        psi: Tensor = self.waves(x) * self.waves.scale().to(self.waves.dtype)
-        return psi
-
-    def log_variance_parameter(self) -> nn.Parameter:
-        """``log σ_f²``."""
-        return self.waves.log_variance
-
     def shape_parameters(self) -> list[nn.Parameter]:
         """Frequencies; lengthscales would only repeat them."""
         return [self.waves.frequencies]
 
-    @torch.no_grad()
-    def tangent(self, x: Tensor, coefficients: Tensor) -> tuple[Tensor, Tensor]:
-        """Return ``ψ`` and ``∂(ψ·a)/∂shape``."""
-        features, scale = self.waves(x), self.waves.scale()
-        slopes = self.waves.slopes(features, coefficients * scale).double()
+    def _by_shape(self, x: Tensor, slopes: Tensor, omega: Tensor) -> Tensor:
         unit = x * (-self.waves.log_lengthscale).exp()
-        by_frequency = unit.unsqueeze(-1) * slopes.unsqueeze(-2)
-        return (features * scale).double(), by_frequency.flatten(-2)
+        return (unit.unsqueeze(-1) * slopes.double().unsqueeze(-2)).flatten(-2)
 
 
 @final
@@ -311,11 +191,15 @@ class ColumnBasis(Basis):
             noise = torch.randn(self.side, generator=generator, dtype=torch.float64)
             scale.copy_(1 + 0.1 * noise)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Return ``ψ(x) = φ(x) A``."""
-        mixing = self._mixing() * self.waves.scale()
-        psi: Tensor = self.waves(x) @ mixing.to(self.waves.dtype)
-        return psi
+    def operands(self) -> Operands:
+        """Return ``Ω``, ``scale s1`` and ``s2``."""
+        return self.waves.omega, self.s1 * self.waves.scale, self.s2
+
+    def evaluate(self, x: Tensor, operands: Operands) -> Tensor:
+        """Return ``ψ(x)``."""
+        omega, s1, s2 = operands
+        square = self._square(self.waves(x, omega))
+        return column_product(square, s1.to(square.dtype), s2.to(square.dtype))
 
     def log_variance_parameter(self) -> nn.Parameter:
         """``log σ_f²``."""
@@ -326,26 +210,28 @@ class ColumnBasis(Basis):
         return [self.s1, self.s2, self.waves.log_lengthscale]
 
     @torch.no_grad()
-    def tangent(self, x: Tensor, coefficients: Tensor) -> tuple[Tensor, Tensor]:
-        """Return ``ψ`` and ``∂(ψ·a)/∂shape``."""
-        features, scale, dtype = self.waves(x), self.waves.scale(), self.waves.dtype
-        psi = features @ (self._mixing() * scale).to(dtype)
-        circulant = self._circulant(coefficients) * scale  # W without s1 and s2
-        square = features.unflatten(-1, (self.side, self.side))
-        by_s1 = (square * (circulant * self.s2).to(dtype)).sum(-1)
-        by_s2 = (square * (circulant * self.s1.unsqueeze(-1)).to(dtype)).sum(-2)
-        weights = (self.s1.unsqueeze(-1) * circulant * self.s2).flatten()
-        slopes = self.waves.slopes(features, weights)
-        by_lengthscale = self.waves.lengthscale_tangent(x, slopes)
-        return psi.double(), torch.cat([by_s1.double(), by_s2.double(), by_lengthscale], -1)
+    def tangent(self, coefficients: Tensor) -> Tangent:
+        """Return the map of rows to ``ψ`` and ``∂(ψ·a)/∂shape``."""
+        (omega, *scales), dtype = self.operands(), self.waves.dtype
+        s1, s2 = (each.to(dtype) for each in scales)
+        exact = ColumnTangent(circulant(coefficients) * self.waves.scale, self.s1, self.s2)
+        rounded, weights = exact.to(dtype), exact.weights.flatten().to(dtype)
 
-    def _mixing(self) -> Tensor:
-        """``A[(i, j), k] = s1[i] s2[j] H[i, k] H[j, k]``, shape ``(M, √M)``."""
-        H = hadamard_matrix(self.side, dtype=torch.float64)
-        left, right = self.s1.unsqueeze(-1) * H, self.s2.unsqueeze(-1) * H
-        return (left.unsqueeze(1) * right.unsqueeze(0)).flatten(0, 1)
+        @torch.no_grad()
+        def tangent(x: Tensor) -> tuple[Tensor, Tensor]:
+            features = self.waves(x, omega)
+            square = self._square(features)
+            psi = column_product(square, s1, s2)
+            by_lengthscale = _by_lengthscale(x, wave_slopes(features, weights), omega)
+            return psi.double(), torch.cat([rounded.by_scales(square).double(), by_lengthscale], -1)
 
-    def _circulant(self, g: Tensor) -> Tensor:
-        """``H diag(g) H``, shape ``(√M, √M)``."""
-        H = hadamard_matrix(self.side, dtype=torch.float64)
-        return (H * g) @ H
+        return tangent
+
+    def _square(self, features: Tensor) -> Tensor:
+        square: Tensor = features.unflatten(-1, (self.side, self.side))
+        return square
+
+
+def _by_lengthscale(x: Tensor, slopes: Tensor, omega: Tensor) -> Tensor:
+    """Return ``∂f/∂log ℓ``, shape ``(n, d)``, float64, from ``∂f/∂phase (n, M/2)``."""
+    return -x * (slopes @ omega.to(slopes.dtype).T).double()

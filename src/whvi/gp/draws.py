@@ -50,8 +50,9 @@ class FunctionDraws:
             expected = self._scaling.mean.numel()
             raise ShapeError(f"x must have shape (N, {expected}), got {tuple(x.shape)}")
         check_last_dim("x", x, self._scaling.mean.numel())
+        basis = self._layer.basis_function()
         (values,) = map_blocks(
-            self._layer, self._scaling, x, lambda psi: (self._combine(psi),), row_axis=1
+            self._layer, self._scaling, x, lambda w: (self._combine(basis(w)),), row_axis=1
         )
         if self._unit is None or self._shift is None:
             return values

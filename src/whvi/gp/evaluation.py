@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from whvi.gp.layer import FeatureLayer
 
-_BLOCK_ELEMENTS = 1 << 18  # features per block: 1 MB in single precision, about a cache
+_BLOCK_ELEMENTS = 1 << 19  # features per block: 2 MB in single precision, about a cache
 _LEAST_ROWS = 16
 
 
@@ -64,10 +64,10 @@ def map_blocks(
     *,
     row_axis: int = 0,
 ) -> tuple[Tensor, ...]:
-    """Apply ``compute`` to the basis ``ψ (block, O or 1, K)`` of all rows, block by block.
+    """Apply ``compute`` to the waves ``φ / scale (block, M)`` of all rows, block by block.
 
     Args:
-        layer: Gives ``ψ``.
+        layer: Its features give the waves.
         scaling: From the user's units to the layer's.
         x: Rows ``(N, d)``; gradients flow through if it asks for them.
         compute: Returns tensors with rows along ``row_axis``.
@@ -77,10 +77,10 @@ def map_blocks(
         The tensors of all blocks joined along ``row_axis``.
     """
     size = block_rows(layer.features.num_features)
-    parts: list[tuple[Tensor, ...]] = []
+    num_blocks = max(1, -(-len(x) // size))
     with torch.set_grad_enabled(torch.is_grad_enabled() and x.requires_grad):
-        for block in x.split(size) if len(x) else (x,):
-            filled = functional.pad(scaling(block), (0, 0, 0, size - len(block)))
-            results = compute(layer.basis(filled))
-            parts.append(tuple(r.narrow(row_axis, 0, len(block)) for r in results))
-    return tuple(torch.cat(column, dim=row_axis) for column in zip(*parts, strict=True))
+        filled = functional.pad(scaling(x), (0, 0, 0, num_blocks * size - len(x)))
+        unit = layer.features.inverse_lengthscale
+        parts = [compute(layer.features.waves(block, unit)) for block in filled.split(size)]
+        joined = (torch.cat(column, dim=row_axis) for column in zip(*parts, strict=True))
+        return tuple(column.narrow(row_axis, 0, len(x)) for column in joined)

@@ -88,14 +88,20 @@ class RandomFeatures(nn.Module):
         scale: Tensor = (0.5 * self.log_variance).exp() * (2 / self.num_features) ** 0.5
         return scale
 
-    def waves(self, x: Tensor) -> Tensor:
-        """Map rows ``(..., d)`` to ``φ(x) / scale``, shape ``(..., M)``."""
-        return self.kernel.waves(self.phases(x))[..., : self.num_features]
+    @property
+    def inverse_lengthscale(self) -> Tensor:
+        """``1/ℓ``, shape ``(d,)``."""
+        return (-self.log_lengthscale).exp()
 
-    def phases(self, x: Tensor) -> Tensor:
-        """Return ``x diag(1/ℓ) Ω``, shape ``(..., J)``, of rows ``(..., d)``."""
+    def waves(self, x: Tensor, inverse_lengthscale: Tensor | None = None) -> Tensor:
+        """Map rows ``(..., d)`` to ``φ(x) / scale``, shape ``(..., M)``; ``1/ℓ`` if known."""
+        return self.kernel.waves(self.phases(x, inverse_lengthscale))[..., : self.num_features]
+
+    def phases(self, x: Tensor, inverse_lengthscale: Tensor | None = None) -> Tensor:
+        """Return ``x diag(1/ℓ) Ω``, shape ``(..., J)``, of rows ``(..., d)``; ``1/ℓ`` if known."""
         self._check(x)
-        scaled = (x * (-self.log_lengthscale).exp()).to(self.dtype)
+        unit = self.inverse_lengthscale if inverse_lengthscale is None else inverse_lengthscale
+        scaled = (x * unit).to(self.dtype)
         if self.kernel.has_constant:
             scaled = functional.pad(scaled, (0, 1), value=1.0)
         phases: Tensor = self.projection(scaled)
@@ -104,7 +110,7 @@ class RandomFeatures(nn.Module):
     def kernel_matrix(self, x: Tensor, z: Tensor | None = None) -> Tensor:
         """Return the kernel itself, ``σ_f² k(x/ℓ, z/ℓ)``, shape ``(..., N, P)``; ``z = x``."""
         self._check(x)
-        unit = (-self.log_lengthscale).exp()
+        unit = self.inverse_lengthscale
         other = x if z is None else z
         self._check(other)
         return self.kernel.matrix(x * unit, other * unit) * self.variance

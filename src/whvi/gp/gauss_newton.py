@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
-from whvi.gp.bases import Basis
+from whvi.gp.basis import Basis, Tangent
 from whvi.gp.collapsed import Statistics
 from whvi.gp.streaming import chunks, stream_statistics
 
@@ -33,8 +33,8 @@ class Tangible(Protocol):
     def shape_parameters(self) -> list[nn.Parameter]:
         """What Gauss-Newton moves."""
 
-    def tangent(self, x: Tensor, coefficients: Tensor) -> tuple[Tensor, Tensor]:
-        """Return ``ψ (n, K)`` and ``∂(ψ·a)/∂θ (n, P)``, both float64."""
+    def tangent(self, coefficients: Tensor) -> Tangent:
+        """Return the map of rows to ``ψ (n, K)`` and ``∂(ψ·a)/∂θ (n, P)``, both float64."""
 
     def log_variance_parameter(self) -> nn.Parameter:
         """``log σ_f²``, by which ``ψ`` is scaled."""
@@ -52,15 +52,17 @@ def gauss_newton(basis: Basis, x: Tensor, y: Tensor, *, steps: int) -> LeastSqua
     """Fit ``basis`` in place to rows ``x (n, d)``, ``y (n,)``, at most ``steps`` accepted steps."""
     assert isinstance(basis, Tangible)
     parameters = basis.shape_parameters()
-    coefficients, error = _solve(stream_statistics(basis, x, y))
+    statistics = stream_statistics(basis, x, y)
+    coefficients, error = _solve(statistics)
     history, damping, idle = [error], 1e-3, 0
     for _ in range(steps):
-        curvature, slope = _normal_equations(basis, x, y, coefficients)
+        curvature, slope = _normal_equations(basis, x, y, coefficients, statistics.gram)
         start = parameters_to_vector(parameters)
         for _ in range(_TRIALS):
             step = _damped_step(curvature, slope, damping)
             vector_to_parameters(start + step, parameters)
-            trial, trial_error = _solve(stream_statistics(basis, x, y))
+            statistics = stream_statistics(basis, x, y)
+            trial, trial_error = _solve(statistics)
             if trial_error < error:
                 break
             damping *= 10
@@ -90,23 +92,23 @@ def _solve(statistics: Statistics) -> tuple[Tensor, float]:
 
 
 def _normal_equations(
-    basis: Basis, x: Tensor, y: Tensor, coefficients: Tensor
+    basis: Basis, x: Tensor, y: Tensor, coefficients: Tensor, gram: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Return ``JᵀPJ`` and ``JᵀPr`` at the current parameters."""
+    """Return ``JᵀPJ`` and ``JᵀPr`` at the current parameters, for ``gram = ΨᵀΨ``."""
     assert isinstance(basis, Tangible)
-    total: Tensor | None = None
+    size = len(coefficients)
+    others = sum(parameter.numel() for parameter in basis.shape_parameters()) + 1
+    products = torch.zeros(others, size + others, dtype=torch.float64)  # [J, r]ᵀ [Ψ, J, r]
+    tangent_of = basis.tangent(coefficients)
     for part_x, part_y in chunks(basis, x, y):
-        psi, tangent = basis.tangent(part_x, coefficients)
+        psi, tangent = tangent_of(part_x)
         residual = part_y.double() - psi @ coefficients
         columns = torch.cat([psi, tangent, residual.unsqueeze(-1)], -1)
-        product = columns.T @ columns
-        total = product if total is None else total + product
-    assert total is not None
-    size = len(coefficients)
-    gram, rest = total[:size, :size], total[:size, size:]
+        products.addmm_(columns[:, size:].T, columns)
+    to_psi, projected = products[:, :size], products[:, size:]
     ridge = _RIDGE * gram.diagonal().mean()
     factor = torch.linalg.cholesky(gram + ridge * _identity(size))
-    projected = total[size:, size:] - rest.T @ torch.cholesky_solve(rest, factor)
+    projected = projected - to_psi @ torch.cholesky_solve(to_psi.T, factor)
     return projected[:-1, :-1], projected[:-1, -1]
 
 

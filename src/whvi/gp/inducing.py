@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from whvi.checks import check_last_dim, check_positive_int
 from whvi.errors import NumericalError
-from whvi.gp.bases import Basis
+from whvi.gp.basis import Basis, Operands
 
 _JITTER = 1e-9  # relative to σ_f²; a larger one visibly limits the accuracy
 _LLOYD_STEPS = 20
@@ -64,12 +64,10 @@ class InducingBasis(Basis):
         self.log_lengthscale.fill_(0.5 * math.log(x.shape[-1]))
         self.log_variance.zero_()
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Return ``k(x, Z) L^{-T}``."""
-        check_last_dim("x", x, self.locations.shape[-1])
+    def operands(self) -> Operands:
+        """Return ``1/ℓ``, ``Z/ℓ``, the Cholesky factor of ``k(Z, Z)/σ_f²`` and ``σ_f``."""
         unit = (-self.log_lengthscale).exp()
         centres = self.locations * unit
-        scale = (0.5 * self.log_variance).exp()
         identity = torch.eye(len(centres), dtype=torch.float64)
         inner = _rbf(centres, centres) + _JITTER * identity
         factor, failed = torch.linalg.cholesky_ex(inner)
@@ -77,6 +75,12 @@ class InducingBasis(Basis):
             raise NumericalError(
                 "the kernel matrix of the inducing points has no Cholesky factor: some coincide"
             )
+        return unit, centres, factor, (0.5 * self.log_variance).exp()
+
+    def evaluate(self, x: Tensor, operands: Operands) -> Tensor:
+        """Return ``k(x, Z) L^{-T}``."""
+        check_last_dim("x", x, self.locations.shape[-1])
+        unit, centres, factor, scale = operands
         cross = _rbf(centres, x.double() * unit)
         psi: Tensor = scale * torch.linalg.solve_triangular(factor, cross, upper=False).T
         return psi

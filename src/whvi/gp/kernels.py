@@ -29,6 +29,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from whvi.errors import ConfigError
+from whvi.gp.waves import cos_sin
 
 
 class Kernel(ABC):
@@ -66,7 +67,7 @@ class _Stationary(Kernel):
 
     def waves(self, phases: Tensor) -> Tensor:
         """Return ``[cos p, sin p]``."""
-        return torch.cat([phases.cos(), phases.sin()], -1)
+        return cos_sin(phases)
 
     @abstractmethod
     def _of_distance(self, r: Tensor) -> Tensor: ...

@@ -8,7 +8,7 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
-from whvi.gp.bases import Basis
+from whvi.gp.basis import Basis, Operands, Tangent
 from whvi.gp.collapsed import CoefficientPosterior
 from whvi.gp.layer import ColumnMap, FeatureLayer
 from whvi.posteriors import DiagonalGaussian, FullGaussian
@@ -44,10 +44,15 @@ class _LayerBasis(Basis):
         self.features.log_variance.zero_()
         self.map.reset_parameters(generator=generator)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def operands(self) -> Operands:
+        """Return ``1/ℓ`` and what the map needs."""
+        return self.features.inverse_lengthscale, *self.map.operands(self.features.scale)
+
+    def evaluate(self, x: Tensor, operands: Operands) -> Tensor:
         """Return ``ψ(x)``, shape ``(n, K)``."""
-        psi: Tensor = self.map(self.features.waves(x))
-        return psi.squeeze(-2) * self.features.scale.to(psi.dtype)
+        unit, *rest = operands
+        psi: Tensor = self.map(self.features.waves(x, unit), tuple(rest))
+        return psi.squeeze(-2)
 
 
 @final
@@ -78,24 +83,26 @@ class ColumnLayerBasis(_LayerBasis):
         return self.features.log_variance
 
     @torch.no_grad()
-    def tangent(self, x: Tensor, coefficients: Tensor) -> tuple[Tensor, Tensor]:
-        """Return ``ψ (n, K)`` and ``∂(ψ·a)/∂shape (n, 2K + d)``, float64."""
-        unit, s1, s2 = self.map.unit_weights(coefficients), self.map.s1[0], self.map.s2[0]
-        unit = unit * self.features.scale
-        rows = x.detach().requires_grad_()
-        with torch.enable_grad():
-            waves = self.features.waves(rows)
-            weights = s1.unsqueeze(-1) * unit * s2
-            values = waves @ self.map.flat(weights).to(waves.dtype)
-            (slopes,) = torch.autograd.grad(values.sum(), rows)
-        waves = waves.detach()
-        psi: Tensor = self.map(waves).squeeze(-2) * self.features.scale.to(waves.dtype)
-        square = self.map.square(waves)
-        by_s1 = (square * (unit * s2).to(square.dtype)).sum(-1)
-        by_s2 = (square * (s1.unsqueeze(-1) * unit).to(square.dtype)).sum(-2)
-        by_lengthscale = -x * slopes  # only x / ℓ enters
-        tangent = torch.cat([by_s1.double(), by_s2.double(), by_lengthscale.double()], -1)
-        return psi.double(), tangent
+    def tangent(self, coefficients: Tensor) -> Tangent:
+        """Return the map of rows to ``ψ (n, K)`` and ``∂(ψ·a)/∂shape (n, 2K + d)``, float64."""
+        unit, *rest = self.operands()
+        operands, dtype = tuple(rest), self.features.dtype
+        exact = self.map.tangent(coefficients, self.features.scale)
+        rounded, weights = exact.to(dtype), self.map.flat(exact.weights).to(dtype)
+
+        @torch.no_grad()
+        def tangent(x: Tensor) -> tuple[Tensor, Tensor]:
+            rows = x.detach().requires_grad_()
+            with torch.enable_grad():
+                waves = self.features.waves(rows, unit)
+            (slopes,) = torch.autograd.grad(waves, rows, weights.expand_as(waves))
+            waves = waves.detach()
+            psi = self.map(waves, operands).squeeze(-2)
+            by_scales = rounded.by_scales(self.map.square(waves))
+            by_lengthscale = -x * slopes  # only x / ℓ enters
+            return psi.double(), torch.cat([by_scales.double(), by_lengthscale.double()], -1)
+
+        return tangent
 
 
 def basis_of(layer: FeatureLayer, num_rows: int) -> Basis:

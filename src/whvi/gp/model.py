@@ -185,7 +185,13 @@ class RandomFeatureGP(nn.Module):
         bound = collapsed_bound(statistics, noise.squeeze(), self._covariance)
         with torch.no_grad():
             write_posterior(self.layer, bound.posterior)
-        return float(bound.value - len(y) * likelihood.target_scale.log())
+        return self.in_units_of_targets(float(bound.value), len(y))
+
+    def in_units_of_targets(self, bound: float, num_rows: int) -> float:
+        """Return a bound on the log density of standardised targets as one on that of targets."""
+        likelihood = self.likelihood
+        assert isinstance(likelihood, Gaussian)  # others do not standardise
+        return bound - num_rows * float(likelihood.target_scale.log())
 
     @torch.no_grad()
     def adopt(self, other: RandomFeatureGP) -> None:
@@ -239,10 +245,8 @@ class RandomFeatureGP(nn.Module):
     def predict_mean(self, x: Tensor) -> Tensor:
         """Return the mean of :meth:`predict_function` alone: the same bits for a fraction of it."""
         self._check_inputs(x)
-        mean = self.layer.posterior.mean
-        (values,) = map_blocks(
-            self.layer, self.scaling, x, lambda psi: (self.layer.combine(psi, mean),)
-        )
+        mean = self.layer.mean_function()
+        (values,) = map_blocks(self.layer, self.scaling, x, lambda waves: (mean(waves),))
         if not isinstance(self.likelihood, Gaussian):
             return values
         return (values * self.likelihood.target_scale + self.likelihood.target_mean).squeeze(-1)

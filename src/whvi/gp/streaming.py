@@ -7,24 +7,27 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from whvi.gp.bases import Basis
+from whvi.gp.basis import Basis
 from whvi.gp.collapsed import CoefficientPosterior, Statistics, collapsed_bound
 
 _CHUNK_ELEMENTS = 1 << 20  # features per chunk: 4 MB in float32, about a cache
 
 
 def chunks(basis: Basis, *tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """Cut tensors of one length into pieces whose features fit in the cache."""
-    rows = max(_CHUNK_ELEMENTS // basis.row_elements, 1)
+    """Cut tensors of one length into pieces whose features fit in the cache.
+
+    A piece has at least as many rows as there are coefficients: it pays for its Gram matrix.
+    """
+    rows = max(_CHUNK_ELEMENTS // basis.row_elements, basis.num_coefficients)
     yield from zip(*(tensor.split(rows) for tensor in tensors), strict=True)
 
 
 @torch.no_grad()
 def stream_statistics(basis: Basis, x: Tensor, y: Tensor) -> Statistics:
     """Sum ``ΨᵀΨ``, ``Ψᵀy`` and ``yᵀy`` over the rows ``x (N, d)``, ``y (N,)``."""
-    statistics = Statistics.zeros(basis.num_coefficients)
+    statistics, operands = Statistics.zeros(basis.num_coefficients), basis.operands()
     for part_x, part_y in chunks(basis, x, y):
-        statistics = statistics.add(basis(part_x), part_y)
+        statistics = statistics.add(basis.evaluate(part_x, operands), part_y)
     return statistics
 
 
@@ -41,7 +44,8 @@ def bound_with_gradients(
 
     The bound depends on the rows through the statistics alone, so one pass sums them, the bound is
     differentiated with respect to them, and a second pass sends
-    ``∂bound/∂ψ_n = 2 ψ_n ∂bound/∂(ΨᵀΨ) + y_n ∂bound/∂(Ψᵀy)`` through each chunk.
+    ``∂bound/∂ψ_n = 2 ψ_n ∂bound/∂(ΨᵀΨ) + y_n ∂bound/∂(Ψᵀy)`` through each chunk, down to the
+    operands of the basis; these pass the sum over all chunks on to the parameters.
 
     Args:
         basis: Its parameters that require gradients receive them.
@@ -63,12 +67,18 @@ def bound_with_gradients(
     bound.value.backward()
     assert gram.grad is not None  # both are leaves of the bound
     assert projection.grad is not None
-    both = factor * (gram.grad + gram.grad.T)
+    both, to_projection = factor * (gram.grad + gram.grad.T), factor * projection.grad
+    operands = basis.operands()
+    leaves = tuple(each.detach().requires_grad_(each.requires_grad) for each in operands)
     for part_x, part_y in chunks(basis, x, y):
-        psi = basis(part_x)
-        incoming = psi.detach().double() @ both
-        incoming += factor * part_y.double().unsqueeze(-1) * projection.grad
+        psi = basis.evaluate(part_x, leaves)
+        incoming = psi.detach().double() @ both + part_y.double().unsqueeze(-1) * to_projection
         psi.backward(incoming.to(psi.dtype))
+    trained = [(each, leaf.grad) for each, leaf in zip(operands, leaves, strict=True)]
+    torch.autograd.backward(
+        [each for each, _ in trained if each.requires_grad],
+        [gradient for each, gradient in trained if each.requires_grad],
+    )
     return bound.value.detach()
 
 
@@ -78,9 +88,9 @@ def stream_moments(
 ) -> tuple[Tensor, Tensor]:
     """Return mean and variance of the function (no noise) at ``x (N, d)``, float64."""
     means, variances = [], []
-    prior = basis.prior_variance()
+    prior, operands = basis.prior_variance(), basis.operands()
     for (part,) in chunks(basis, x):
-        psi = basis(part)
+        psi = basis.evaluate(part, operands)
         mean, variance = posterior.function_moments(psi)
         if prior is not None:
             variance = variance + (prior - psi.square().sum(-1)).clamp_min(0)
