@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from whvi.data import SIMULATORS, simulate
-from whvi.data.simulators import SOBOL_G_WEIGHTS
+from whvi.data.formulas import SOBOL_G_WEIGHTS
 from whvi.errors import ConfigError, ShapeError
 
 pytest.importorskip("scipy")
