@@ -83,11 +83,11 @@ def measure(rivals: Mapping[str, Rival], effort: Effort) -> Times:
 
 
 def _single_call(rival: Rival, effort: Effort) -> float:
-    """Estimate one call; the first one may meet memory that was never touched."""
+    """Estimate one call; the first ones may meet code that never ran or memory never touched."""
     rival.prepare()
     estimate = _timed(rival.call, 1)
-    if estimate < _LONG_CALL or effort.longest_call < estimate < 2 * effort.longest_call:
-        estimate = min(estimate, _timed(rival.call, 1))
+    while estimate < 2 * effort.longest_call and (again := _timed(rival.call, 1)) < 0.9 * estimate:
+        estimate = again
     number = 1
     while number * estimate < effort.burst / 2:
         number *= 2

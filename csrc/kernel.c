@@ -342,14 +342,59 @@ static PyObject *py_fwht(PyObject *self, PyObject *const *args, Py_ssize_t count
 
 #define POINTER(value) ((void *)(intptr_t)(value))
 
-/* element_bytes, threads, address of the layout (sizes, strides of x, s1, g, s2, y, bias, log_scale),
- * seed, then pointers to x, s1, g, s2, scale, bias, noise, y and, backward, to the gradients of
- * x, s1, g, s2, scale, bias; 0 where there is none. */
-static PyObject *run_product(PyObject *const *args, Py_ssize_t count, int backward) {
-  int64_t v[18];
-  if (read_integers(args, count, backward ? 18 : 12, v)) return NULL;
-  const int64_t *t = POINTER(v[2]);
-  Product p = {
+/* ---- tensors as arguments: to read their addresses here takes half as long as in Python ---- */
+
+enum { X, S1, G, S2, SCALE, BIAS, NUM_OPERANDS };
+
+static PyObject *contiguous_name, *data_ptr_name;
+
+/* A contiguous form of `tensor` (itself, if it is) and its address; NULL for None. */
+static int open_tensor(PyObject *tensor, PyObject **owner, void **address) {
+  if (tensor == Py_None) return 0;
+  *owner = PyObject_CallMethodObjArgs(tensor, contiguous_name, NULL);
+  if (!*owner) return -1;
+  PyObject *number = PyObject_CallMethodObjArgs(*owner, data_ptr_name, NULL);
+  if (!number) return -1;
+  *address = PyLong_AsVoidPtr(number);
+  Py_DECREF(number);
+  return PyErr_Occurred() ? -1 : 0;
+}
+
+/* Open `count` tensors; the rest up to `most` are as good as None. */
+static int open_tensors(PyObject *const *tensors, Py_ssize_t count, Py_ssize_t most, PyObject **owners,
+                        void **addresses) {
+  if (count < 0 || count > most) {
+    PyErr_Format(PyExc_TypeError, "expected up to %zd tensors, got %zd", most, count);
+    return -1;
+  }
+  for (Py_ssize_t i = 0; i < count; ++i)
+    if (open_tensor(tensors[i], owners + i, addresses + i)) return -1;
+  return 0;
+}
+
+/* Read a list of gradients, which are contiguous and stay alive by their list. */
+static int open_gradients(PyObject *gradients, void **addresses) {
+  if (!PyList_Check(gradients)) {
+    PyErr_SetString(PyExc_TypeError, "expected a list of tensors for the gradients");
+    return -1;
+  }
+  const Py_ssize_t count = PyList_Size(gradients);
+  PyObject *tensors[NUM_OPERANDS], *owners[NUM_OPERANDS] = {0};
+  for (Py_ssize_t i = 0; i < count && i < NUM_OPERANDS; ++i) tensors[i] = PyList_GetItem(gradients, i);
+  int status = open_tensors(tensors, count, NUM_OPERANDS, owners, addresses);
+  for (int i = 0; i < NUM_OPERANDS; ++i) {
+    if (!status && owners[i] && owners[i] != tensors[i]) {
+      PyErr_SetString(PyExc_ValueError, "the tensors for the gradients must be contiguous");
+      status = -1;
+    }
+    Py_XDECREF(owners[i]);
+  }
+  return status;
+}
+
+/* The sizes and strides that a layout lists: sizes, strides of x, s1, g, s2, y, bias, log_scale. */
+static Product product_of_layout(const int64_t *t) {
+  return (Product){
       .replicas = t[0], .draws = t[1], .rows = t[2], .blocks = t[3], .size = t[4],
       .in_features = t[5], .out_features = t[6],
       .x_r = t[7], .x_s = t[8], .x_n = t[9],
@@ -358,19 +403,41 @@ static PyObject *run_product(PyObject *const *args, Py_ssize_t count, int backwa
       .s2_r = t[17], .s2_s = t[18], .s2_k = t[19],
       .y_r = t[20], .y_s = t[21], .y_n = t[22], .y_k = t[23],
       .bias_r = t[24], .log_scale = t[25],
-      .seed = (uint64_t)v[3],
-      .x = POINTER(v[4]), .s1 = POINTER(v[5]), .g = POINTER(v[6]), .s2 = POINTER(v[7]),
-      .scale = POINTER(v[8]), .bias = POINTER(v[9]), .eps = POINTER(v[10]), .y = POINTER(v[11]),
   };
-  if (backward) {
-    p.grad_x = POINTER(v[12]), p.grad_s1 = POINTER(v[13]), p.grad_g = POINTER(v[14]);
-    p.grad_s2 = POINTER(v[15]), p.grad_scale = POINTER(v[16]), p.grad_bias = POINTER(v[17]);
-  }
-  int status;
+}
+
+#define NUM_NUMBERS 4
+
+/* product_forward(element_bytes, threads, address of the layout, seed, y, noise, x, s1, g, s2, scale,
+ * bias) and product_backward with the gradient in place of y and, after the noise, a list of tensors
+ * for the gradients of x, s1, g, s2, scale and bias. None where there is none; the last may be left
+ * out. What is written to must be contiguous. */
+static PyObject *run_product(PyObject *const *args, Py_ssize_t count, int backward) {
+  const int first = NUM_NUMBERS + 2 + backward;
+  int64_t v[NUM_NUMBERS];
+  if (count < first) return PyErr_Format(PyExc_TypeError, "expected %d arguments or more, got %zd", first, count);
+  if (read_integers(args, NUM_NUMBERS, NUM_NUMBERS, v)) return NULL;
+  PyObject *owners[2 + NUM_OPERANDS] = {0};
+  void *results[2] = {0}, *operands[NUM_OPERANDS] = {0}, *gradients[NUM_OPERANDS] = {0};
+  int status = -1;
+  if (open_tensors(args + NUM_NUMBERS, 2, 2, owners, results) ||
+      open_tensors(args + first, count - first, NUM_OPERANDS, owners + 2, operands) ||
+      (backward && open_gradients(args[first - 1], gradients)))
+    goto close;
+  Product p = product_of_layout(POINTER(v[2]));
+  p.seed = (uint64_t)v[3], p.y = results[0], p.eps = results[1];
+  p.x = operands[X], p.s1 = operands[S1], p.g = operands[G], p.s2 = operands[S2];
+  p.scale = operands[SCALE], p.bias = operands[BIAS];
+  p.grad_x = gradients[X], p.grad_s1 = gradients[S1], p.grad_g = gradients[G];
+  p.grad_s2 = gradients[S2], p.grad_scale = gradients[SCALE], p.grad_bias = gradients[BIAS];
   Py_BEGIN_ALLOW_THREADS;
   status = product(routines(v[0]), &p, backward, v[1]);
   Py_END_ALLOW_THREADS;
-  return finish(status);
+  if (status) PyErr_NoMemory();
+close:
+  for (int i = 0; i < 2 + NUM_OPERANDS; ++i) Py_XDECREF(owners[i]);
+  if (status) return NULL;
+  Py_RETURN_NONE;
 }
 
 static PyObject *py_product_forward(PyObject *self, PyObject *const *args, Py_ssize_t count) {
@@ -583,5 +650,8 @@ PyMODINIT_FUNC PyInit__kernel(void) {
   }
   start_threads = (gomp_parallel)dlsym(RTLD_DEFAULT, "GOMP_parallel");
   pthread_atfork(NULL, NULL, note_fork);
+  contiguous_name = PyUnicode_InternFromString("contiguous");
+  data_ptr_name = PyUnicode_InternFromString("data_ptr");
+  if (!contiguous_name || !data_ptr_name) return NULL;
   return PyModule_Create(&module);
 }

@@ -6,8 +6,6 @@
  * levels again, so the middle costs one trip through memory.
  */
 
-#define TOP_MAX ((size_t)4)
-
 /* g of one row and block: a tensor's row, or mean + scale * eps written into a buffer. */
 typedef struct {
   const T *x, *s1, *s2, *g, *bias; /* bias may be NULL */
@@ -24,66 +22,105 @@ typedef struct {
   int add_x;
 } NAME(gradients);
 
+/* The pointers of p and q as variables of the function: a store may change what p and q point to,
+ * for all the compiler knows, and would make it read them again and again. */
+#define OPEN_OPERANDS(p)                                                                       \
+  const T *const x = (p)->x, *const s1 = (p)->s1, *const s2 = (p)->s2, *const gain = (p)->g,   \
+                 *const bias = (p)->bias;                                                      \
+  (void)x, (void)s1, (void)s2, (void)gain, (void)bias;
+#define OPEN_GRADIENTS(q)                                                                      \
+  T *const into_s1 = (q)->s1, *const into_s2 = (q)->s2, *const g_row = (q)->g_row,             \
+           *const g_sum = (q)->g_sum, *const into_scale = (q)->scale,                          \
+           *const into_bias = (q)->bias, *const into_x = (q)->x;                               \
+  const T *const eps = (q)->eps;                                                               \
+  const int add_x = (q)->add_x;                                                                \
+  (void)into_s1, (void)into_s2, (void)g_row, (void)g_sum, (void)into_scale, (void)into_bias;   \
+  (void)into_x, (void)eps, (void)add_x;
+
 #define ADD_TO(sum, at, v) STORE((sum) + (at), LOAD((sum) + (at)) + (v))
 
-INLINE void NAME(take_grad_g)(const NAME(gradients) * q, size_t at, V grad_g) {
-  if (q->g_row)
-    STORE(q->g_row + at, grad_g);
-  else
-    ADD_TO(q->g_sum, at, grad_g);
-  if (q->scale) ADD_TO(q->scale, at, grad_g * LOAD(q->eps + at));
-}
+/* Steps for vector i of a run that begins at entry `at`, its vectors `stride` apart. */
+#define PLACE(i) (at + (i) * stride)
+#define GET_PRODUCT(i) r[i] = LOAD(left + PLACE(i)) * LOAD(right + PLACE(i));
+#define TIMES_G(i) r[i] *= LOAD(gain + PLACE(i));
+#define TIMES_S1(i) r[i] = r[i] * norm * LOAD(s1 + PLACE(i));
+#define PLUS_BIAS(i) r[i] += LOAD(bias + PLACE(i));
+#define PUT_Y(i) STORE(y + PLACE(i), r[i]);
+#define KEEP_U(i) u[i] = r[i];
+#define KEEP_V(i) v[i] = r[i];
+#define T_OF_U(i) r[i] = u[i] * LOAD(gain + PLACE(i));
+#define W_OF_V(i) r[i] = v[i] * LOAD(gain + PLACE(i));
+#define PUT_G(i) STORE(g_row + PLACE(i), d[i]);
+#define ADD_G(i) ADD_TO(g_sum, PLACE(i), d[i]);
+#define ADD_SCALE(i) ADD_TO(into_scale, PLACE(i), d[i] * LOAD(eps + PLACE(i)));
+#define ADD_S1(i) ADD_TO(into_s1, PLACE(i), LOAD(grad + PLACE(i)) * (r[i] * norm));
+#define ADD_BIAS(i) ADD_TO(into_bias, PLACE(i), LOAD(grad + PLACE(i)));
+#define TIMES_NORM(i) r[i] *= norm;
+#define ADD_S2(i) ADD_TO(into_s2, PLACE(i), r[i] * LOAD(x + PLACE(i)));
+#define ADD_X(i) ADD_TO(into_x, PLACE(i), r[i] * LOAD(s2 + PLACE(i)));
+#define PUT_X(i) STORE(into_x + PLACE(i), r[i] * LOAD(s2 + PLACE(i)));
 
-INLINE void NAME(take_grad_s1)(const NAME(gradients) * q, size_t at, V t, V grad) {
-  ADD_TO(q->s1, at, grad * t);
-  if (q->bias) ADD_TO(q->bias, at, grad);
-}
-
-INLINE void NAME(take_grad_x)(const NAME(gradients) * q, size_t at, V w, V x, V s2) {
-  ADD_TO(q->s2, at, w * x);
-  if (q->add_x)
-    ADD_TO(q->x, at, w * s2);
-  else
-    STORE(q->x + at, w * s2);
-}
+/* y = s1 * r * norm + bias */
+#define TAKE_Y(EACH)               \
+  EACH(TIMES_S1)                   \
+  if (bias) {                      \
+    EACH(PLUS_BIAS)                \
+  }                                \
+  EACH(PUT_Y)
+/* The gradient d of g, and of the scale that multiplies eps in it */
+#define TAKE_GRAD_G(EACH)          \
+  if (g_row) {                     \
+    EACH(PUT_G)                    \
+  } else {                         \
+    EACH(ADD_G)                    \
+  }                                \
+  if (into_scale) {                \
+    EACH(ADD_SCALE)                \
+  }
+/* From t = r * norm: s1 += grad * t, bias += grad */
+#define TAKE_GRAD_S1(EACH)         \
+  EACH(ADD_S1)                     \
+  if (into_bias) {                 \
+    EACH(ADD_BIAS)                 \
+  }
+/* From w = r * norm: s2 += w * x, x = w * s2 */
+#define TAKE_GRAD_X(EACH)          \
+  EACH(TIMES_NORM)                 \
+  EACH(ADD_S2)                     \
+  if (add_x) {                     \
+    EACH(ADD_X)                    \
+  } else {                         \
+    EACH(PUT_X)                    \
+  }
 
 /* ---- rows of one register run: nothing leaves the registers ------------------------------- */
 
-#define GET_X(i) r[i] = LOAD(p->x + (i) * LANES) * LOAD(p->s2 + (i) * LANES);
-#define TIMES_G(i) r[i] *= LOAD(p->g + (i) * LANES);
-#define PUT_Y(i)                                           \
-  {                                                        \
-    V y = r[i] * norm * LOAD(p->s1 + (i) * LANES);         \
-    if (p->bias) y += LOAD(p->bias + (i) * LANES);         \
-    STORE(out + (i) * LANES, y);                           \
-  }
-#define GET_GRAD(i) r[i] = LOAD(grad + (i) * LANES) * LOAD(p->s1 + (i) * LANES);
-#define KEEP_U(i) u[i] = r[i];
-#define KEEP_V(i) v[i] = r[i];
-#define GRAD_G(i) NAME(take_grad_g)(q, (i) * LANES, u[i] * v[i] * norm);
-#define T_OF_U(i) r[i] = u[i] * LOAD(p->g + (i) * LANES);
-#define GRAD_S1(i) NAME(take_grad_s1)(q, at + (i) * LANES, r[i] * norm, LOAD(grad + at + (i) * LANES));
-#define W_OF_V(i) r[i] = v[i] * LOAD(p->g + (i) * LANES);
-#define GRAD_X(i)                                                                      \
-  NAME(take_grad_x)(q, at + (i) * LANES, r[i] * norm, LOAD(p->x + at + (i) * LANES),   \
-                    LOAD(p->s2 + at + (i) * LANES));
+#define GET_X(i) r[i] = LOAD(x + PLACE(i)) * LOAD(s2 + PLACE(i));
+#define GET_GRAD(i) r[i] = LOAD(grad + PLACE(i)) * LOAD(s1 + PLACE(i));
+#define GRAD_OF_G(i) d[i] = u[i] * v[i] * norm;
 
 #define DEFINE_SHORT_PRODUCT(n)                                                                 \
-  static void NAME(short_forward_##n)(const NAME(operands) * p, T norm, T *out) {               \
+  static void NAME(short_forward_##n)(const NAME(operands) * p, T norm, T *y) {                 \
+    const size_t at = 0, stride = LANES;                                                        \
+    OPEN_OPERANDS(p)                                                                            \
     V r[n];                                                                                     \
     EACH_##n(GET_X) NAME(in_registers_##n)(r);                                                  \
     EACH_##n(TIMES_G) NAME(in_registers_##n)(r);                                                \
-    EACH_##n(PUT_Y)                                                                             \
+    TAKE_Y(EACH_##n)                                                                            \
   }                                                                                             \
   static void NAME(short_backward_##n)(const NAME(operands) * p, T norm, const T *grad,         \
                                        const NAME(gradients) * q) {                             \
-    const size_t at = 0;                                                                        \
-    V r[n], u[n], v[n];                                                                         \
+    const size_t at = 0, stride = LANES;                                                        \
+    OPEN_OPERANDS(p)                                                                            \
+    OPEN_GRADIENTS(q)                                                                           \
+    V r[n], u[n], v[n], d[n];                                                                   \
     EACH_##n(GET_X) NAME(in_registers_##n)(r);                                                  \
     EACH_##n(KEEP_U) EACH_##n(GET_GRAD) NAME(in_registers_##n)(r);                              \
-    EACH_##n(KEEP_V) EACH_##n(GRAD_G) EACH_##n(T_OF_U) NAME(in_registers_##n)(r);               \
-    EACH_##n(GRAD_S1) EACH_##n(W_OF_V) NAME(in_registers_##n)(r);                               \
-    EACH_##n(GRAD_X)                                                                            \
+    EACH_##n(KEEP_V) EACH_##n(GRAD_OF_G) TAKE_GRAD_G(EACH_##n)                                  \
+    EACH_##n(T_OF_U) NAME(in_registers_##n)(r);                                                 \
+    TAKE_GRAD_S1(EACH_##n)                                                                      \
+    EACH_##n(W_OF_V) NAME(in_registers_##n)(r);                                                 \
+    TAKE_GRAD_X(EACH_##n)                                                                       \
   }
 DEFINE_SHORT_PRODUCT(1)
 DEFINE_SHORT_PRODUCT(2)
@@ -95,92 +132,101 @@ DEFINE_SHORT_PRODUCT(16)
 
 /* ---- longer rows in pieces of a register block -------------------------------------------- */
 
-/* work = low levels of (a * b) */
-static void NAME(low_in)(const T *a, const T *b, T *work, size_t size) {
+/* work = low levels of (left * right) */
+static void NAME(low_in)(const T *left, const T *right, T *work, size_t size) {
+  const size_t stride = LANES;
   for (size_t at = 0; at < size; at += BLOCK) {
-    const T *left = a + at, *right = b + at;
     T *dst = work + at;
-    const size_t stride = LANES;
     V r[NREG];
-#define GET_PRODUCT(i) r[i] = LOAD(left + (i) * LANES) * LOAD(right + (i) * LANES);
     EACH_BLOCK(GET_PRODUCT) IN_REGISTERS_BLOCK(r);
     EACH_BLOCK(PUT)
   }
 }
 
 /* y = s1 * (low levels of work) * norm + bias */
-static void NAME(low_out)(const NAME(operands) * row, T *work, size_t size, T norm, T *y) {
+static void NAME(low_out)(const NAME(operands) * p, const T *work, size_t size, T norm, T *y) {
+  const size_t stride = LANES;
+  OPEN_OPERANDS(p)
   for (size_t at = 0; at < size; at += BLOCK) {
     const T *src = work + at;
-    T *out = y + at;
-    const size_t stride = LANES;
-    const NAME(operands) shifted = {NULL, row->s1 + at, NULL, NULL, row->bias ? row->bias + at : NULL};
-    const NAME(operands) *p = &shifted;
     V r[NREG];
     EACH_BLOCK(GET) IN_REGISTERS_BLOCK(r);
-    EACH_BLOCK(PUT_Y)
+    TAKE_Y(EACH_BLOCK)
   }
 }
 
 /* t = low levels of work * norm: s1 += grad * t */
 static void NAME(low_out_s1)(const T *work, const T *grad, size_t size, T norm,
                              const NAME(gradients) * q) {
+  const size_t stride = LANES;
+  OPEN_GRADIENTS(q)
   for (size_t at = 0; at < size; at += BLOCK) {
     const T *src = work + at;
-    const size_t stride = LANES;
     V r[NREG];
     EACH_BLOCK(GET) IN_REGISTERS_BLOCK(r);
-    EACH_BLOCK(GRAD_S1)
+    TAKE_GRAD_S1(EACH_BLOCK)
   }
 }
 
 /* w = low levels of work * norm: s2 += w * x, x = w * s2 */
 static void NAME(low_out_x)(const NAME(operands) * p, const T *work, size_t size, T norm,
                             const NAME(gradients) * q) {
+  const size_t stride = LANES;
+  OPEN_OPERANDS(p)
+  OPEN_GRADIENTS(q)
   for (size_t at = 0; at < size; at += BLOCK) {
     const T *src = work + at;
-    const size_t stride = LANES;
     V r[NREG];
     EACH_BLOCK(GET) IN_REGISTERS_BLOCK(r);
-    EACH_BLOCK(GRAD_X)
+    TAKE_GRAD_X(EACH_BLOCK)
   }
 }
 
+#define GRAD_OF_GAIN(i) d[i] = u[i] * r[i] * norm;
+
 /* work = top(g * top(work)), the levels from size / n up */
-#define DEFINE_TOP_FORWARD(n)                                                                        \
-  static void NAME(top_forward_##n)(T * work, const T *g, size_t size) {                     \
+#define DEFINE_TOP_FORWARD(n)                                                                \
+  static void NAME(top_forward_##n)(T * work, const T *gain, size_t size) {                  \
     const size_t stride = size / n;                                                          \
-    for (size_t j = 0; j < stride; j += LANES) {                                             \
-      const T *src = work + j, *gain = g + j;                                                \
-      T *dst = work + j;                                                                     \
+    for (size_t at = 0; at < stride; at += LANES) {                                          \
+      const T *src = work + at;                                                              \
+      T *dst = work + at;                                                                    \
       V r[n];                                                                                \
-      EACH_##n(GET) PAIRS_##n(SPREAD_PAIR) EACH_##n(TIMES_GAIN) PAIRS_##n(SPREAD_PAIR) EACH_##n(PUT)                   \
+      EACH_##n(GET) PAIRS_##n(SPREAD_PAIR) EACH_##n(TIMES_G) PAIRS_##n(SPREAD_PAIR)          \
+      EACH_##n(PUT)                                                                          \
     }                                                                                        \
   }
 #define DEFINE_TOP_BACKWARD(n)                                                               \
   /* u = top(work_u), v = top(work_v); grad_g = u v norm; work = top(g u), top(g v) */       \
-  static void NAME(top_backward_##n)(T * work_u, T * work_v, const T *g, size_t size, T norm, \
-                                     const NAME(gradients) * q) {                            \
+  static void NAME(top_backward_##n)(T * work_u, T * work_v, const T *gain, size_t size,     \
+                                     T norm, const NAME(gradients) * q) {                    \
     const size_t stride = size / n;                                                          \
-    for (size_t j = 0; j < stride; j += LANES) {                                             \
-      const T *gain = g + j;                                                                 \
-      V r[n], u[n];                                                                          \
-      const T *src = work_u + j;                                                             \
-      T *dst = work_u + j;                                                                   \
-      EACH_##n(GET) PAIRS_##n(SPREAD_PAIR) EACH_##n(KEEP_U) EACH_##n(TIMES_GAIN) PAIRS_##n(SPREAD_PAIR) EACH_##n(PUT)  \
-      src = work_v + j;                                                                      \
-      dst = work_v + j;                                                                      \
-      EACH_##n(GET) PAIRS_##n(SPREAD_PAIR) EACH_##n(PUT_GRAD_G) EACH_##n(TIMES_GAIN) PAIRS_##n(SPREAD_PAIR) EACH_##n(PUT) \
+    OPEN_GRADIENTS(q)                                                                        \
+    for (size_t at = 0; at < stride; at += LANES) {                                          \
+      V r[n], u[n], d[n];                                                                    \
+      const T *src = work_u + at;                                                            \
+      T *dst = work_u + at;                                                                  \
+      EACH_##n(GET) PAIRS_##n(SPREAD_PAIR) EACH_##n(KEEP_U) EACH_##n(TIMES_G)                \
+      PAIRS_##n(SPREAD_PAIR) EACH_##n(PUT)                                                   \
+      src = work_v + at;                                                                     \
+      dst = work_v + at;                                                                     \
+      EACH_##n(GET) PAIRS_##n(SPREAD_PAIR) EACH_##n(GRAD_OF_GAIN) TAKE_GRAD_G(EACH_##n)      \
+      EACH_##n(TIMES_G) PAIRS_##n(SPREAD_PAIR) EACH_##n(PUT)                                 \
     }                                                                                        \
   }
-#define TIMES_GAIN(i) r[i] *= LOAD(gain + (i) * stride);
-#define PUT_GRAD_G(i) NAME(take_grad_g)(q, j + (i) * stride, u[i] * r[i] * norm);
 DEFINE_TOP_FORWARD(2)
 DEFINE_TOP_FORWARD(4)
 DEFINE_TOP_FORWARD(8)
 DEFINE_TOP_BACKWARD(2)
 DEFINE_TOP_BACKWARD(4)
 DEFINE_TOP_BACKWARD(8)
+
+/* How many parts of a row of more than one block the pass with g combines: eight where that makes
+ * the number of passes smaller, for they need more registers than there may be. */
+INLINE size_t NAME(top_radix)(size_t size) {
+  const size_t blocks = size / BLOCK;
+  return __builtin_ctzll(blocks) % 3 == 0 ? 8 : blocks == 2 ? 2 : 4;
+}
 
 /* The levels between a register block and the top, in place. */
 INLINE void NAME(middle_levels)(T *work, size_t size, size_t top) {
@@ -192,7 +238,7 @@ INLINE void NAME(middle_levels)(T *work, size_t size, size_t top) {
 }
 
 static void NAME(long_forward)(const NAME(operands) * p, size_t size, T norm, T *work, T *out) {
-  const size_t top = size / BLOCK < TOP_MAX ? size / BLOCK : TOP_MAX;
+  const size_t top = NAME(top_radix)(size);
   NAME(low_in)(p->x, p->s2, work, size);
   NAME(middle_levels)(work, size, top);
   if (top == 2) NAME(top_forward_2)(work, p->g, size);
@@ -204,7 +250,7 @@ static void NAME(long_forward)(const NAME(operands) * p, size_t size, T norm, T 
 
 static void NAME(long_backward)(const NAME(operands) * p, size_t size, T norm, T *work,
                                 const T *grad, const NAME(gradients) * q) {
-  const size_t top = size / BLOCK < TOP_MAX ? size / BLOCK : TOP_MAX;
+  const size_t top = NAME(top_radix)(size);
   T *work_u = work, *work_v = work + size;
   NAME(low_in)(p->x, p->s2, work_u, size);
   NAME(low_in)(grad, p->s1, work_v, size);

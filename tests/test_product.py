@@ -24,6 +24,7 @@ from whvi.product import (
     structured_product,
 )
 from whvi.transforms import hadamard_matrix
+from whvi.transforms.backend import kernel
 
 DTYPES = (torch.float32, torch.float64)
 dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=["float32", "float64"])
@@ -173,6 +174,69 @@ def test_memory_of_any_layout():
     plain = torch.autograd.grad(structured_product(*tensors), tensors, weight)
     strided = torch.autograd.grad(structured_product(*tensors), tensors, spread)
     assert all(torch.equal(a, b) for a, b in zip(plain, strided, strict=True))
+
+
+def _spread(t):
+    return torch.stack([t, -t], -1)[..., 0]
+
+
+def _transposed(t):
+    return t.clone() if t.dim() < 2 else t.mT.contiguous().mT
+
+
+@pytest.mark.parametrize("move", [_spread, _transposed])
+@pytest.mark.parametrize("layout", ["rows", "K blocks", "S draws of shared x"])
+def test_gradients_of_operands_that_are_not_contiguous(layout, move):
+    tensors = operands(LAYOUTS[layout], 8)
+    spread = [move(t.detach()).requires_grad_() for t in tensors]
+    y = structured_product(*tensors)
+    weight = torch.randn(y.shape, dtype=y.dtype, generator=torch.Generator().manual_seed(0))
+    plain = torch.autograd.grad(y, tensors, weight)
+    strided = torch.autograd.grad(structured_product(*spread), spread, weight)
+    assert all(torch.equal(a, b) for a, b in zip(plain, strided, strict=True))
+
+
+def test_saved_tensors_pass_through_hooks(generator):
+    """Whoever moves saved tensors away (activation checkpoints) gets all of them, noise too."""
+    state = generator.get_state()
+    x, s1, mean, s2 = operands(LAYOUTS["rows"], 8)
+    tensors = [x, s1, mean, s2, mean.detach().abs().requires_grad_()]
+    expected = torch.autograd.grad(noisy(state)(*tensors).sum(), tensors)
+    packed = []
+
+    def pack(tensor):
+        packed.append(tensor.shape)
+        return tensor.clone()
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        y = noisy(state)(*tensors)
+    if kernel is not None:
+        assert packed.count(x.shape) == 2  # x itself and the noise
+    found = torch.autograd.grad(y.sum(), tensors)
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+
+
+def test_a_second_backward_needs_the_graph_kept():
+    tensors = operands(LAYOUTS["rows"], 8)
+    y = structured_product(*tensors).sum()
+    y.backward(retain_graph=True)
+    y.backward()
+    with pytest.raises(RuntimeError, match="second time"):
+        y.backward()
+
+
+@pytest.mark.skipif(kernel is None, reason="the kernel is off")
+def test_wrong_arguments_of_the_kernel_are_refused():
+    x = torch.ones(2, 8)
+    for arguments in ((), (4, 1, 0, 0), (4, 1, 0, 0, x, None, *[x] * 7)):
+        with pytest.raises(TypeError, match="expected"):
+            kernel.product_forward(*arguments)
+    with pytest.raises(AttributeError, match="contiguous"):
+        kernel.product_forward(4, 1, 0, 0, 5, None, x, x, x, x)
+    with pytest.raises(TypeError, match="expected a list"):
+        kernel.product_backward(4, 1, 0, 0, x, None, (x,), x, x, x, x)
+    with pytest.raises(ValueError, match="must be contiguous"):
+        kernel.product_backward(4, 1, 0, 0, x, None, [x.T], x, x, x, x)
 
 
 def test_an_expanded_gradient():

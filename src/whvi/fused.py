@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from array import array
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
@@ -19,16 +20,19 @@ from torch import Tensor
 
 from whvi.noise import normal_from_seed
 from whvi.transforms.backend import (
+    KERNEL_DTYPES,
     PLAIN_TYPES,
     is_tracing,
     is_transformed,
     kernel,
-    kernel_takes,
 )
 
 _KEPT_NOISE = 1 << 22  # entries of noise that are kept for the backward pass; more is made again
 
+_SINGLE = torch.float32
+
 Gradient = Tensor | None
+Given = Sequence[Any]  # an Operands, or its first entries where the others are None
 Fold = Callable[[list[Gradient]], list[Gradient]]
 Composition = Callable[["Operands", Tensor | None], Tensor]  # (operands, noise) -> output
 
@@ -76,8 +80,6 @@ class Call:
         log_scale: Whether ``operands.scale`` holds the logarithm of the scale.
     """
 
-    __slots__ = ("address", "composition", "fold", "keeps_noise", "layout", "table")
-
     def __init__(
         self,
         layout: Layout,
@@ -91,7 +93,19 @@ class Call:
         self.table = array("q", (*layout.sizes, *strides, int(log_scale)))
         self.address = self.table.buffer_info()[0]
         self.layout, self.composition, self.fold = layout, composition, fold
-        self.keeps_noise = math.prod(layout.noise_shape) <= _KEPT_NOISE
+        self.out_shape = layout.out_shape
+        self.noise_entries = math.prod(layout.noise_shape)
+        self.keeps_noise = self.noise_entries <= _KEPT_NOISE
+
+    @cached_property
+    def apply(self) -> Any:
+        """Run the product of ``*tensors`` as a node of the autograd graph."""
+        return _node(self)
+
+    @cached_property
+    def apply_noisy(self) -> Any:
+        """Run the product of ``seed, *tensors`` as a node of the autograd graph."""
+        return _noisy_node(self)
 
 
 class Operands(NamedTuple):
@@ -105,123 +119,143 @@ class Operands(NamedTuple):
     bias: Tensor | None = None
 
 
-def can_fuse(operands: Operands) -> bool:
+def can_fuse(operands: Given) -> bool:
     """Tell whether the kernel may run on these tensors, now, under plain autograd."""
-    if is_tracing() or is_transformed() or not kernel_takes(operands.x):
+    dtype = operands[0].dtype
+    if kernel is None or dtype not in KERNEL_DTYPES or is_tracing() or is_transformed():
         return False
-    dtype = operands.x.dtype
     for t in operands:
-        if t is None:
-            continue
-        if not (t.dtype is dtype and t.is_cpu and type(t) in PLAIN_TYPES and t.numel()):
+        if t is not None and not (
+            t.dtype is dtype and t.is_cpu and type(t) in PLAIN_TYPES and t.numel()
+        ):
             return False
     return True
 
 
-def fused_product(operands: Operands, call: Call, seed: int = 0) -> Tensor:
+def fused_product(operands: Given, call: Call, seed: int = 0) -> Tensor:
     """Run the product in the kernel; ``seed`` is the stream of the noise if there is a scale."""
-    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in operands):
-        y: Tensor = _apply(call, seed, *_without_tail(operands))
-        return y
+    if torch.is_grad_enabled():
+        for t in operands:
+            if t is not None and t.requires_grad:
+                tensors = operands if operands[-1] is not None else _without_tail(operands)
+                is_noisy = len(tensors) > 4 and tensors[4] is not None
+                y: Tensor = call.apply_noisy(seed, *tensors) if is_noisy else call.apply(*tensors)
+                return y
     return product_forward(operands, call, seed, False)[0]
 
 
 def product_forward(
-    operands: Operands, call: Call, seed: int, keep_noise: bool
+    operands: Given, call: Call, seed: int, keep_noise: bool
 ) -> tuple[Tensor, Tensor | None]:
-    """Run the kernel outside autograd; return the output and, if kept, the noise."""
+    """Run the kernel outside autograd; return the output and, if kept, the noise.
+
+    ``operands`` is an :class:`Operands` or its first entries, the others being ``None``.
+    """
+    x = operands[0]
+    y = _empty_like(x) if x.shape == call.out_shape else x.new_empty(call.out_shape)
     noise = None
-    if operands.scale is not None and keep_noise and call.keeps_noise:
-        noise = operands.x.new_empty(call.layout.noise_shape)
-    y = operands.x.new_empty(call.layout.out_shape)
-    _run(_FORWARD, call, seed, (*operands, noise, y), ())
+    if keep_noise and call.keeps_noise and len(operands) > 4 and operands[4] is not None:
+        trimmed = y.numel() != call.noise_entries
+        noise = y.new_empty(call.noise_entries) if trimmed else torch.empty_like(y)
+    element_bytes = 4 if x.dtype is _SINGLE else 8
+    _FORWARD(element_bytes, torch.get_num_threads(), call.address, seed, y, noise, *operands)
     return y, noise
 
 
 def product_backward(
-    operands: Operands, call: Call, seed: int, noise: Tensor | None, grad: Tensor, wants_x: bool
+    operands: Given, call: Call, seed: int, noise: Tensor | None, grad: Tensor, wants_x: bool
 ) -> list[Gradient]:
-    """Return the gradients of all operands, outside autograd; that of ``x`` only if wanted."""
-    wanted = operands if wants_x else (None, *operands[1:])
+    """Return the gradients of the operands, outside autograd; that of ``x`` only if wanted."""
+    x, fold = operands[0], call.fold
     gradients: list[Gradient]
-    if call.fold is None:
-        gradients = [None if t is None else _empty_like(t) for t in wanted]
+    if fold is None:
+        gradients = [
+            None if t is None else torch.empty_like(t) if t.is_contiguous() else _empty_like(t)
+            for t in operands
+        ]
     else:
-        shapes = call.layout.grad_shapes
-        make = operands.x.new_empty
-        gradients = [None if t is None else make(s) for t, s in zip(wanted, shapes, strict=True)]
-    _run(_BACKWARD, call, seed, (*operands, noise, grad), gradients)
-    return gradients if call.fold is None else call.fold(gradients)
+        given = zip(operands, call.layout.grad_shapes, strict=False)
+        gradients = [None if t is None else x.new_empty(shape) for t, shape in given]
+    if not wants_x:
+        gradients[0] = None
+    element_bytes, threads = 4 if x.dtype is _SINGLE else 8, torch.get_num_threads()
+    _BACKWARD(element_bytes, threads, call.address, seed, grad, noise, gradients, *operands)
+    if fold is None:
+        return gradients
+    absent: list[Gradient] = [None] * (len(Operands._fields) - len(operands))
+    return fold(gradients + absent)[: len(operands)]
 
 
 def _empty_like(tensor: Tensor) -> Tensor:
-    """Make a contiguous tensor of the same shape; this way it takes half the time."""
+    """Make a contiguous tensor of the same shape; to say how takes three times as long."""
+    if tensor.is_contiguous():
+        return torch.empty_like(tensor)
     return torch.empty_like(tensor, memory_format=torch.contiguous_format)
 
 
-def _without_tail(operands: Operands) -> tuple[Tensor | None, ...]:
+def _without_tail(operands: Given) -> Given:
     """Leave out absent operands at the end: every argument of a node costs."""
-    if operands.bias is not None:
-        return operands
-    return operands[:5] if operands.scale is not None else operands[:4]
+    size = len(operands)
+    while operands[size - 1] is None:
+        size -= 1
+    return operands[:size]
 
 
-class _Fused(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, call: Call, seed: int, *tensors: Any) -> Tensor:
-        y, noise = product_forward(Operands(*tensors), call, seed, True)
-        ctx.save_for_backward(*tensors)
-        ctx.rest = call, seed, noise
-        return y
+def _node(call: Call) -> Any:
+    """Make the node of a call; one for every call, because what a node is handed costs more."""
 
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
-        tensors = ctx.saved_tensors
-        operands = Operands(*tensors)
-        call, seed, noise = ctx.rest
-        if torch.is_grad_enabled():
-            found = _backward_by_composition(call, seed, operands, noise, grads[0])
-        else:
-            wants_x = ctx.needs_input_grad[2]
-            found = product_backward(operands, call, seed, noise, grads[0], wants_x)
-        return (None, None, *found[: len(tensors)])
+    class StructuredProduct(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, *tensors: Any) -> Tensor:
+            ctx.save_for_backward(*tensors)
+            return product_forward(tensors, call, 0, False)[0]
+
+        @staticmethod
+        def backward(ctx: Any, *grads: Tensor) -> tuple[Gradient, ...]:
+            run = _backward_by_composition if torch.is_grad_enabled() else product_backward
+            wants_x = ctx.needs_input_grad[0]
+            return tuple(run(ctx.saved_tensors, call, 0, None, grads[0], wants_x))
+
+    # Function.apply without its search for torch.func wrappers: can_fuse has excluded them
+    return super(torch.autograd.Function, StructuredProduct).apply
 
 
-# Function.apply without its search for torch.func wrappers: can_fuse has excluded them
-_apply: Any = super(torch.autograd.Function, _Fused).apply
-_FORWARD: Any = None if kernel is None else kernel.product_forward
-_BACKWARD: Any = None if kernel is None else kernel.product_backward
+def _noisy_node(call: Call) -> Any:
+    """Make the node of a call with a scale."""
 
+    class NoisyStructuredProduct(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, seed: int, *tensors: Any) -> Tensor:
+            y, noise = product_forward(tensors, call, seed, True)
+            ctx.save_for_backward(noise, *tensors)
+            ctx.seed = seed
+            return y
 
-def _run(
-    function: Any,
-    call: Call,
-    seed: int,
-    tensors: tuple[Tensor | None, ...],
-    results: Sequence[Gradient],
-) -> None:
-    """Call the kernel.
+        @staticmethod
+        def backward(ctx: Any, *grads: Tensor) -> tuple[Gradient, ...]:
+            noise, *tensors = ctx.saved_tensors
+            run = _backward_by_composition if torch.is_grad_enabled() else product_backward
+            wants_x = ctx.needs_input_grad[1]
+            return None, *run(tensors, call, ctx.seed, noise, grads[0], wants_x)
 
-    Args:
-        function: ``product_forward`` or ``product_backward`` of the kernel.
-        call, seed: As in :func:`fused_product`.
-        tensors: x, s1, g, s2, scale, bias, noise, and y or its gradient.
-        results: Where gradients go.
-    """
-    ready = [None if t is None else t.contiguous() for t in tensors]
-    pointers = [0 if t is None else t.data_ptr() for t in ready]
-    targets = [0 if t is None else t.data_ptr() for t in results]
-    # the last tensor, y or its gradient, is always there
-    element_bytes = 4 if tensors[-1].dtype is torch.float32 else 8  # type: ignore[union-attr]
-    function(element_bytes, torch.get_num_threads(), call.address, seed, *pointers, *targets)
+    return super(torch.autograd.Function, NoisyStructuredProduct).apply
 
 
 def _backward_by_composition(
-    call: Call, seed: int, operands: Operands, noise: Tensor | None, grad: Tensor
+    given: Given, call: Call, seed: int, noise: Tensor | None, grad: Tensor, wants_x: bool
 ) -> list[Gradient]:
-    if operands.scale is not None and noise is None:
-        noise = normal_from_seed(call.layout.noise_shape, seed, dtype=operands.x.dtype)
+    """Do what :func:`product_backward` does inside autograd, for whatever requires gradients."""
+    operands = Operands(*given)
+    if operands.scale is not None:
+        shape = call.layout.noise_shape
+        if noise is None:
+            noise = normal_from_seed(shape, seed, dtype=operands.x.dtype)
+        noise = noise.view(shape)
     y = call.composition(operands, noise)
-    wanted = [t for t in operands if t is not None and t.requires_grad]
+    wanted = [t for t in given if t is not None and t.requires_grad]
     found = iter(torch.autograd.grad(y, wanted, grad, create_graph=True, allow_unused=True))
-    return [next(found) if t is not None and t.requires_grad else None for t in operands]
+    return [next(found) if t is not None and t.requires_grad else None for t in given]
+
+
+_FORWARD: Any = None if kernel is None else kernel.product_forward
+_BACKWARD: Any = None if kernel is None else kernel.product_backward

@@ -29,14 +29,14 @@ def structured_product(x: Tensor, s1: Tensor, g: Tensor, s2: Tensor) -> Tensor:
     Returns:
         ``s1 * fwht(g * fwht(s2 * x))``, leading axes broadcast. One node in the autograd graph.
     """
-    operands = Operands(x, s1, g, s2)
+    operands = (x, s1, g, s2)
     if can_fuse(operands):
         call = _call(x.shape, s1.shape, g.shape, s2.shape, False)
         if call is not None:
             return fused_product(operands, call)
     else:
         check_shapes(x.shape, s1.shape, g.shape, s2.shape)
-    return _compose(operands, None)
+    return _compose(Operands(*operands), None)
 
 
 def noisy_structured_product(
@@ -63,7 +63,7 @@ def noisy_structured_product(
         raise ShapeError(
             f"mean and scale need one shape, got {tuple(mean.shape)} and {tuple(scale.shape)}"
         )
-    operands = Operands(x, s1, mean, s2, scale)
+    operands = (x, s1, mean, s2, scale)
     seed = draw_seed(generator)
     if can_fuse(operands):
         call = _call(x.shape, s1.shape, mean.shape, s2.shape, True)
@@ -71,7 +71,7 @@ def noisy_structured_product(
             return fused_product(operands, call, seed)
     leading = check_shapes(x.shape, s1.shape, mean.shape, s2.shape)
     noise = normal_from_seed((*leading, x.shape[-1]), seed, dtype=x.dtype, device=x.device)
-    return _compose(operands._replace(g=mean + scale * noise), None)
+    return _compose(Operands(x, s1, mean + scale * noise, s2), None)
 
 
 @lru_cache(maxsize=4096)

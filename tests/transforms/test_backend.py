@@ -66,7 +66,7 @@ def test_an_unknown_instruction_set_is_refused(kernel):
     "name", ["fwht", "normals", "words", "product_forward", "product_backward"]
 )
 def test_a_wrong_number_or_type_of_arguments_is_refused(kernel, name):
-    with pytest.raises(TypeError, match=r"expected \d+ arguments, got 1"):
+    with pytest.raises(TypeError, match=r"expected \d+ arguments( or more)?, got 1"):
         getattr(kernel, name)(4)
     with pytest.raises(TypeError):
         getattr(kernel, name)()

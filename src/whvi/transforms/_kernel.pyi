@@ -1,8 +1,29 @@
+from torch import Tensor
+
 def fwht(
     element_bytes: int, threads: int, src: int, dst: int, rows: int, size: int, normalize: bool, /
 ) -> None: ...
-def product_forward(*arguments: int) -> None: ...
-def product_backward(*arguments: int) -> None: ...
+def product_forward(
+    element_bytes: int,
+    threads: int,
+    layout: int,
+    seed: int,
+    y: Tensor,
+    noise: Tensor | None,
+    /,
+    *operands: Tensor | None,
+) -> None: ...
+def product_backward(
+    element_bytes: int,
+    threads: int,
+    layout: int,
+    seed: int,
+    grad: Tensor,
+    noise: Tensor | None,
+    gradients: list[Tensor | None],
+    /,
+    *operands: Tensor | None,
+) -> None: ...
 def diagonal_kl(*arguments: int) -> None: ...
 def diagonal_kl_backward(*arguments: int) -> None: ...
 def dense_forward(*arguments: int) -> None: ...

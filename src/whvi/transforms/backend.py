@@ -12,8 +12,13 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch._C import _are_functorch_transforms_active as _has_transforms
+from torch._C import _is_tracing as _is_jit_tracing
+from torch._C import _len_torch_dispatch_stack as _num_dispatch_modes
+from torch.autograd import forward_ad
+from torch.compiler import is_compiling as _is_compiling
 
-_KERNEL_DTYPES = (torch.float32, torch.float64)
+KERNEL_DTYPES = (torch.float32, torch.float64)
 PLAIN_TYPES = (Tensor, torch.nn.Parameter)  # not fake, batched or otherwise wrapped tensors
 
 
@@ -42,7 +47,7 @@ kernel = backend.kernel
 
 def kernel_takes(x: Tensor) -> bool:
     """Tell whether the compiled kernel may read the memory of ``x``."""
-    return kernel is not None and x.is_cpu and x.dtype in _KERNEL_DTYPES and type(x) in PLAIN_TYPES
+    return kernel is not None and x.is_cpu and x.dtype in KERNEL_DTYPES and type(x) in PLAIN_TYPES
 
 
 def is_tracing() -> bool:
@@ -50,15 +55,9 @@ def is_tracing() -> bool:
 
     Such a record would miss what the kernel does to memory by itself.
     """
-    return (
-        torch.compiler.is_compiling()
-        or torch._C._len_torch_dispatch_stack() > 0
-        or torch._C._is_tracing()
-    )
+    return _is_compiling() or _num_dispatch_modes() > 0 or _is_jit_tracing()
 
 
 def is_transformed() -> bool:
     """Tell whether torch.func or forward-mode differentiation is active: tensors are wrapped."""
-    return (
-        torch._C._are_functorch_transforms_active() or torch.autograd.forward_ad._current_level >= 0
-    )
+    return _has_transforms() or forward_ad._current_level >= 0
