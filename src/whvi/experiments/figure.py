@@ -51,6 +51,7 @@ def _panel(
     if dataset in TABLE_1["whvi"]:
         printed = getattr(TABLE_1["whvi"][dataset], score).mean
         axis.axhline(printed, color="black", linewidth=0.8, linestyle="--")
+    axis.set_xlim(-0.5, len(methods) - 0.5)  # a method without dots keeps its place
     if score == "rmse":
         axis.set_title(dataset)
         axis.set_xticks([])
