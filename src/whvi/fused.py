@@ -169,10 +169,7 @@ def product_backward(
     x, fold = operands[0], call.fold
     gradients: list[Gradient]
     if fold is None:
-        gradients = [
-            None if t is None else torch.empty_like(t) if t.is_contiguous() else _empty_like(t)
-            for t in operands
-        ]
+        gradients = [None if t is None else _empty_like(t) for t in operands]
     else:
         given = zip(operands, call.layout.grad_shapes, strict=False)
         gradients = [None if t is None else x.new_empty(shape) for t, shape in given]

@@ -27,7 +27,7 @@ def column_product(square: Tensor, s1: Tensor, s2: Tensor) -> Tensor:
     if is_tracing() or is_transformed():
         left = s1.unsqueeze(-1) * hadamard_matrix(len(s1), dtype=s1.dtype, device=s1.device)
         return (fwht(square * s2) * left).sum(-2)
-    psi: Tensor = _ColumnProduct.apply(square, s1, s2)  # type: ignore[no-untyped-call]  # none
+    psi: Tensor = _ColumnProduct.apply(square, s1, s2)  # type: ignore[no-untyped-call]  # of torch
     return psi
 
 

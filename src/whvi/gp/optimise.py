@@ -31,7 +31,6 @@ _SCREENING_STEPS = 25
 _STARTS_PER_FINALIST = 6
 _FIRST_NOISE_VARIANCE = 0.1  # of standardised targets
 _NOISE_VARIANCE_RANGE = (1e-9, 1e2)
-_LARGEST_KEPT = 1 << 24  # bytes
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,7 +88,6 @@ def fit_collapsed(
     for name, value in (("starts", starts), ("iterations", iterations), ("subset", subset)):
         check_positive_int(name, value)
     begin = time.perf_counter()
-    _let_chunks_stay()
     generator = torch.Generator().manual_seed(seed)
     order = torch.randperm(len(y), generator=generator)[:subset]
     search = _Search(basis, x[order], y[order], covariance, len(y))
@@ -103,15 +101,6 @@ def fit_collapsed(
     bound = collapsed_bound(statistics, noise, covariance, prior_variance=prior_variance)
     seconds = time.perf_counter() - begin
     return CollapsedFit(basis, bound.posterior, noise, float(bound.value), tuple(history), seconds)
-
-
-def _let_chunks_stay() -> None:
-    """Free a block that was never touched: glibc then keeps smaller ones instead of unmapping them.
-
-    Every chunk asks for the same few megabytes again; a page fault per 4 KiB would cost as much as
-    the sines.
-    """
-    torch.empty(_LARGEST_KEPT, dtype=torch.uint8)
 
 
 class _Search:

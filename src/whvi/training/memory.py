@@ -3,8 +3,8 @@
 A training step frees its intermediate tensors and the next one asks for the same sizes again.
 glibc returns large blocks to the system in between, so every step pays for a page fault per 4 KiB:
 a third of the time of 20 replicas at width 128. The setting belongs to the whole process,
-therefore layers and :func:`whvi.fit` never make it; estimators, experiments and the command line
-do.
+therefore layers, :func:`whvi.fit` and :mod:`whvi.gp` never make it; estimators, experiments and the
+command line do.
 """
 
 from __future__ import annotations
