@@ -2,7 +2,7 @@
 
 A fit is that of ``RandomFeatureGP(weights="whvi")`` with its default effort, from rows in the
 user's units to the posterior, run once, with freed memory kept as the estimators do: seconds of the
-clock on two threads, and seconds of the processor on one thread, to which other programs add nothing.
+clock on two threads, and of the processor on one thread, to which other programs add nothing.
 A prediction is the mean alone, or mean and variance.
 """
 
