@@ -3,16 +3,29 @@
  * is one call.
  */
 
+#define KL_BLOCK (8 * LANES)
+
 /* KL(N(loc, exp(log_scale)^2) || N(0, variance)) of n entries; variance <= 0 asks for the
- * minimiser, the mean of loc^2 + scale^2, which is written back. */
+ * minimiser, the mean of loc^2 + scale^2, which is written back. Sums of a block are formed in T,
+ * sums of blocks in double. */
 static double NAME(diagonal_kl)(const void *location, const void *log_scales, int64_t n,
                                 double *variance) {
-  const T *loc = location, *log_scale = log_scales;
   double square = 0, log_volume = 0;
-  for (int64_t i = 0; i < n; ++i) {
-    const double scale = (double)EXP(log_scale[i]);
-    square += (double)loc[i] * (double)loc[i] + scale * scale;
-    log_volume += (double)log_scale[i];
+  for (int64_t first = 0; first < n; first += KL_BLOCK) {
+    const int64_t count = n - first < KL_BLOCK ? n - first : KL_BLOCK;
+    T loc[KL_BLOCK] = {0}, log_scale[KL_BLOCK] = {0}, scale[KL_BLOCK] = {0};
+    memcpy(loc, (const T *)location + first, (size_t)count * sizeof(T));
+    memcpy(log_scale, (const T *)log_scales + first, (size_t)count * sizeof(T));
+    NAME(exponentials)(log_scale, count, scale);
+    V squares = {0}, logs = {0};
+    for (int64_t i = 0; i < KL_BLOCK; i += LANES) {
+      squares += LOAD(loc + i) * LOAD(loc + i) + LOAD(scale + i) * LOAD(scale + i);
+      logs += LOAD(log_scale + i);
+    }
+    for (int lane = 0; lane < LANES; ++lane) {
+      square += (double)squares[lane];
+      log_volume += (double)logs[lane];
+    }
   }
   if (!(*variance > 0)) *variance = square / (double)n;
   return 0.5 * ((square / *variance) + (double)n * (log(*variance) - 1)) - log_volume;
@@ -21,15 +34,21 @@ static double NAME(diagonal_kl)(const void *location, const void *log_scales, in
 /* Add its gradients times `grad`: loc / variance and scale^2 / variance - 1. */
 static void NAME(diagonal_kl_backward)(const void *location, const void *log_scales, int64_t n,
                                        double variance, double grad, void *to_loc, void *to_scale) {
-  const T *loc = location, *log_scale = log_scales;
-  T *grad_loc = to_loc, *grad_log_scale = to_scale;
   const T factor = (T)(grad / variance), minus = (T)grad;
-  for (int64_t i = 0; i < n; ++i) {
-    const T scale = EXP(log_scale[i]);
-    grad_loc[i] += loc[i] * factor;
-    grad_log_scale[i] += scale * scale * factor - minus;
+  for (int64_t first = 0; first < n; first += KL_BLOCK) {
+    const int64_t count = n - first < KL_BLOCK ? n - first : KL_BLOCK;
+    const T *loc = (const T *)location + first;
+    T *grad_loc = (T *)to_loc + first, *grad_log_scale = (T *)to_scale + first;
+    T scale[KL_BLOCK];
+    NAME(exponentials)((const T *)log_scales + first, count, scale);
+    for (int64_t i = 0; i < count; ++i) {
+      grad_loc[i] += loc[i] * factor;
+      grad_log_scale[i] += scale[i] * scale[i] * factor - minus;
+    }
   }
 }
+
+#undef KL_BLOCK
 
 /* y[n][o] = bias[o] + x[n] . loc[o] + spread[n][o] * eps[n][o], spread^2 = x[n]^2 . variance[o] */
 static void NAME(dense_forward)(const Dense *a, int64_t replica) {
@@ -38,10 +57,8 @@ static void NAME(dense_forward)(const Dense *a, int64_t replica) {
   const T *log_scale = (const T *)a->log_scale + replica * out * in;
   const T *bias = a->bias ? (const T *)a->bias + replica * out : NULL;
   T *variance = (T *)a->variance + replica * out * in;
-  for (int64_t i = 0; i < out * in; ++i) {
-    const T scale = EXP(log_scale[i]);
-    variance[i] = scale * scale;
-  }
+  NAME(exponentials)(log_scale, out * in, variance);
+  for (int64_t i = 0; i < out * in; ++i) variance[i] *= variance[i];
   for (int64_t n = replica * rows; n < (replica + 1) * rows; ++n) {
     const T *x = (const T *)a->x + n * in;
     for (int64_t o = 0; o < out; ++o) {

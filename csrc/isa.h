@@ -10,7 +10,6 @@
 #define T float
 #define IS_FLOAT 1
 #define INTEGER_T int32_t
-#define EXP expf
 #define SQUARE_ROOT __builtin_sqrtf
 #define LANES (VECTOR_BYTES / 4)
 #define NAME(x) CAT(CAT(x, f32), ISA)
@@ -19,7 +18,6 @@
 #undef T
 #undef IS_FLOAT
 #undef INTEGER_T
-#undef EXP
 #undef SQUARE_ROOT
 #undef LANES
 #undef NAME
@@ -27,7 +25,6 @@
 
 #define T double
 #define INTEGER_T int64_t
-#define EXP exp
 #define SQUARE_ROOT __builtin_sqrt
 #define LANES (VECTOR_BYTES / 8)
 #define NAME(x) CAT(CAT(x, f64), ISA)
@@ -35,7 +32,6 @@
 #include "element.h"
 #undef T
 #undef INTEGER_T
-#undef EXP
 #undef SQUARE_ROOT
 #undef LANES
 #undef NAME

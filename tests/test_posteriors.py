@@ -100,6 +100,29 @@ def test_fused_kl_equals_the_plain_composition(prior_name: str, shape: tuple[int
 
 
 @pytest.mark.parametrize("prior_name", ["fixed", "empirical_bayes"])
+@pytest.mark.parametrize("dtype, tolerance", [(torch.float32, 2e-6), (torch.float64, 1e-13)])
+@pytest.mark.parametrize("size", [1, 7, 16, 63, 64, 65, 128, 130, 1001])
+def test_fused_kl_of_many_entries_equals_float64(
+    prior_name: str, dtype: torch.dtype, tolerance: float, size: int
+) -> None:
+    exact = scramble(DiagonalGaussian((2, 1, size), dtype=DTYPE), seed=size)
+    with torch.no_grad():
+        exact.log_scale[0, 0, -1] = -20.0  # the last entry of a replica counts
+        exact.loc[1, 0, -1] = 30.0
+        rounded = DiagonalGaussian((2, 1, size), dtype=dtype)
+        for ours, theirs in zip(rounded.parameters(), exact.parameters(), strict=True):
+            ours.copy_(theirs)
+            theirs.copy_(ours)
+    prior = PRIORS[prior_name]((2,))
+    fused, plain = rounded.kl(prior), Posterior.kl(exact, prior)
+    torch.testing.assert_close(fused.double(), plain.double(), rtol=tolerance, atol=tolerance)
+    fused_grads = torch.autograd.grad(fused.sum(), list(rounded.parameters()))
+    plain_grads = torch.autograd.grad(plain.sum(), list(exact.parameters()))
+    for ours, theirs in zip(fused_grads, plain_grads, strict=True):
+        torch.testing.assert_close(ours.double(), theirs, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("prior_name", ["fixed", "empirical_bayes"])
 @pytest.mark.parametrize("shape", [(2, 3), (2, 2, 3)])
 def test_fused_kl_passes_gradcheck_and_gradgradcheck(
     prior_name: str, shape: tuple[int, ...]
