@@ -100,7 +100,7 @@ def test_fused_kl_equals_the_plain_composition(prior_name: str, shape: tuple[int
 
 
 @pytest.mark.parametrize("prior_name", ["fixed", "empirical_bayes"])
-@pytest.mark.parametrize("dtype, tolerance", [(torch.float32, 2e-6), (torch.float64, 1e-13)])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 2e-6), (torch.float64, 1e-13)])
 @pytest.mark.parametrize("size", [1, 7, 16, 63, 64, 65, 128, 130, 1001])
 def test_fused_kl_of_many_entries_equals_float64(
     prior_name: str, dtype: torch.dtype, tolerance: float, size: int

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from whvi.experiments.figure import draw_figure
+from whvi.experiments.pairs import paired_differences
 from whvi.experiments.report import markdown, summarise, write_report
 
 
@@ -46,11 +47,12 @@ def test_the_summary_has_the_promised_fields() -> None:
 
 
 def test_the_tables_are_golden() -> None:
-    text = markdown(summarise(RECORDS))
+    text = markdown(summarise(RECORDS), {"whvi": paired_differences(RECORDS, "whvi")})
     for line in (
         "| data | splits | whvi | whvi-best | mc-dropout | extra-trees |",
-        "| boston | 1/2 | **2.500 ± 0.500** |  | 3.000 ± 0.000 |  |",
+        "| boston | 2 | **2.500 ± 0.500** |  | 3.000 ± 0.000 (1) |  |",
         "| yacht | 1 |  | 0.300 ± 0.000 |  | **0.200 ± 0.000** |",
+        "| boston | mc-dropout | 1 | 1.000 ± 0.000 | – | 0.500 ± 0.000 | – |",
         "| boston | whvi | **2.500** | 3.14 ± 0.71 | −1.3 | **2.500** | 4.33 ± 1.80 | −3.7 |",
         "| boston | mc-dropout | **3.000** | 3.91 ± 0.86 | – | **2.500** | 6.90 ± 2.93 | – |",
         "| boston | whvi | 2.500 | 2.75 | PASS | 2.5 | PASS | 2.500 | 2.45 | MISS | 2.25 | MISS |",
@@ -59,6 +61,12 @@ def test_the_tables_are_golden() -> None:
         assert line in text
     assert "log2(π)" in text
     assert "0.093" in text
+
+
+def test_a_cell_of_few_splits_is_marked_and_never_bold() -> None:
+    lucky = [*RECORDS, record("noisy-kfac", "boston", 1, 1.0, 1.0)]
+    text = markdown(summarise(lucky), {})
+    assert "| boston | 2 | **2.500 ± 0.500** |  | 3.000 ± 0.000 (1) | 1.000 ± 0.000 (1) |" in text
 
 
 def test_the_report_is_a_function_of_the_records(tmp_path: Path) -> None:

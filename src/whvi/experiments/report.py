@@ -7,10 +7,11 @@ import math
 import os
 import statistics
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from whvi.experiments.pairs import SCORES, Pair, paired_differences
 from whvi.experiments.paper import AIMS, DATASETS, FLOORS, MNLL_OFFSET, PAPER_COLUMN, TABLE_1
 from whvi.experiments.records import Record
 
@@ -25,6 +26,7 @@ METHOD_ORDER = (
     "extra-trees",
     "hist-gradient-boosting",
 )
+_REFERENCES = ("whvi", "whvi-best")  # beside which the other methods are put
 SummaryRow = dict[str, Any]
 
 
@@ -37,9 +39,15 @@ def summarise(records: Iterable[Record]) -> list[SummaryRow]:
     groups: dict[tuple[str, str], list[Record]] = defaultdict(list)
     for record in records:
         groups[record["dataset"], record["method"]].append(record)
-    order = {(d, m): (i, j) for i, d in enumerate(DATASETS) for j, m in enumerate(METHOD_ORDER)}
-    keys = sorted(groups, key=lambda key: (order.get(key, (len(order), 0)), key))
-    return [_summary_row(*key, groups[key]) for key in keys]
+    return [_summary_row(*key, groups[key]) for key in sorted(groups, key=_order)]
+
+
+def _order(key: tuple[str, str]) -> tuple[Any, ...]:
+    """Sort (data set, method) as the paper does; names it does not have come last."""
+    dataset, method = key
+    known = dataset in DATASETS and method in METHOD_ORDER
+    place = (DATASETS.index(dataset), METHOD_ORDER.index(method)) if known else ()
+    return (not known, place, key)
 
 
 def _summary_row(dataset: str, method: str, records: Sequence[Record]) -> SummaryRow:
@@ -75,19 +83,36 @@ def write_report(records: Iterable[Record], folder: str | os.PathLike[str]) -> N
     _write(folder / "summary.json", json.dumps(rows, indent=1) + "\n")
     drawn = bool(records) and draw_figure(records, folder)
     quick = any(record.get("quick") for record in records)
-    _write(folder / "README.md", markdown(rows, with_figure=drawn, quick=quick))
+    pairs = {name: paired_differences(records, name) for name in _REFERENCES}
+    _write(folder / "README.md", markdown(rows, pairs, with_figure=drawn, quick=quick))
 
 
-def markdown(rows: Sequence[SummaryRow], *, with_figure: bool = False, quick: bool = False) -> str:
-    """Return the tables as a page."""
+def markdown(
+    rows: Sequence[SummaryRow],
+    pairs: Mapping[str, Sequence[Pair]],
+    *,
+    with_figure: bool = False,
+    quick: bool = False,
+) -> str:
+    """Return the tables as a page.
+
+    Args:
+        rows: From :func:`summarise`.
+        pairs: By reference, from :func:`whvi.experiments.pairs.paired_differences`.
+        with_figure: Whether to show ``table1.svg``.
+        quick: Whether to say that the numbers mean nothing.
+    """
     parts = [
         "# Table 1: regression on the UCI sets\n",
         "Made from `records.jsonl` by `python -m whvi.experiments.table1`; protocol and methods: "
         "`docs/table1.md`. Test parts of the literature's 90/10 splits; RMSE and MNLL of the "
         "predictive mixture, natural log, units of the target; mean ± standard error over "
-        "splits, the best mean of each row in bold.\n",
+        "splits, the best mean of each row in bold. A number in brackets is the number of splits "
+        "of a cell that has fewer than others in its row; such a cell is never bold: compare it in "
+        "the paired tables below.\n",
         "## RMSE\n\n" + _grid(rows, "rmse"),
         "## MNLL\n\n" + _grid(rows, "mnll"),
+        *(_paired(name, pairs[name]) for name in pairs if pairs[name]),
         "## Against the paper\n\n"
         "`Δ/se`: our mean minus the printed one, in our standard errors (negative is better).\n\n"
         + _against_paper(rows),
@@ -110,20 +135,40 @@ def _grid(rows: Sequence[SummaryRow], score: str) -> str:
     for dataset in [d for d in DATASETS if any(row["dataset"] == d for row in rows)]:
         cells = [found.get((dataset, method)) for method in methods]
         here = [row for row in cells if row is not None]
-        best = min(row[f"{score}_mean"] for row in here)
-        splits = sorted({row["num_splits"] for row in here})
-        shown = [_score_cell(row, score, best) for row in cells]
-        lines.append([dataset, "/".join(map(str, splits)), *shown])
+        splits = max(row["num_splits"] for row in here)
+        best = min(row[f"{score}_mean"] for row in here if row["num_splits"] == splits)
+        shown = [_score_cell(row, score, best, splits) for row in cells]
+        lines.append([dataset, str(splits), *shown])
     return _table(lines)
 
 
-def _score_cell(row: SummaryRow | None, score: str, best: float) -> str:
+def _score_cell(row: SummaryRow | None, score: str, best: float, splits: int) -> str:
     if row is None:
         return ""
     mean = row[f"{score}_mean"]
     both = (_number(value, row["dataset"], score) for value in (mean, _se(row, score)))
     text = " ± ".join(both)
+    if row["num_splits"] < splits:
+        return f"{text} ({row['num_splits']})"
     return f"**{text}**" if mean == best else text
+
+
+def _paired(reference: str, pairs: Sequence[Pair]) -> str:
+    """Every other method minus ``reference``, on the splits that both have."""
+    lines = [["data", "method", "splits", "RMSE: difference", "Δ/se", "MNLL: difference", "Δ/se"]]
+    for pair in sorted(pairs, key=lambda pair: _order((pair.dataset, pair.rival))):
+        cells = [pair.dataset, pair.rival, str(pair.num_splits)]
+        for score in SCORES:
+            difference = pair.differences[score]
+            both = (difference.mean, difference.standard_error)
+            cells.append(" ± ".join(_number(value, pair.dataset, score) for value in both))
+            cells.append(_in_standard_errors(*both))
+        lines.append(cells)
+    return (
+        f"## Split by split beside `{reference}`\n\n"
+        f"Score of the method minus score of `{reference}` on the splits that both have, mean ± "
+        f"standard error: positive where `{reference}` is better.\n\n{_table(lines)}"
+    )
 
 
 def _against_paper(rows: Sequence[SummaryRow]) -> str:
