@@ -10,11 +10,15 @@ from __future__ import annotations
 
 import random
 import sys
+from typing import Any
 
 import numpy as np
 import torch
 
+from whvi.layers.local import local_linear
 from whvi.noise import normal_from_seed
+from whvi.posteriors.diagonal import fused_kls
+from whvi.priors import FixedPrior
 from whvi.product import noisy_structured_product, structured_product
 from whvi.transforms import fwht, fwht_
 from whvi.transforms.backend import backend, kernel
@@ -110,16 +114,67 @@ def call_words(rng: random.Random) -> None:
     assert (memory[GUARD + 64 * groups :] == 0xABCDEF).all()
 
 
+def call_kl(rng: random.Random) -> None:
+    dtype, replicas, count = rng.choice(DTYPES), rng.randrange(4), rng.randrange(1, 200)
+    arrays = [guarded(rng, (replicas, count), dtype) for _ in range(4)]
+    sums = [guarded(rng, (replicas,), torch.float64) for _ in range(3)]
+    for tensor, _ in [*arrays, *sums]:
+        tensor.normal_()
+    pointers = [tensor.data_ptr() for tensor, _ in arrays]
+    variances, values, grads = [tensor.data_ptr() for tensor, _ in sums]
+    sizes = (dtype.itemsize, replicas, count)
+    kernel.diagonal_kl(*sizes, *pointers[:2], variances, values)
+    kernel.diagonal_kl_backward(*sizes, *pointers[:2], variances, grads, *pointers[2:])
+    assert (sums[0][0] > 0).all(), "a variance that was not positive is replaced"
+    for tensor, check in [*arrays, *sums]:
+        assert tensor.isfinite().all()
+        check()
+
+
+def call_dense(rng: random.Random) -> None:
+    dtype, replicas, rows = rng.choice(DTYPES), rng.randrange(4), rng.randrange(150)
+    inputs, outputs = rng.randrange(1, 70), rng.randrange(1, 6)
+    x, loc, bias = (replicas, rows, inputs), (replicas, outputs, inputs), (replicas, outputs)
+    y = (replicas, rows, outputs)
+    # as in run_dense of kernel.c; the last four are gradients
+    shapes = [x, loc, loc, bias, y, y, loc, y, x, loc, loc, bias]
+    arrays = [guarded(rng, shape, dtype) for shape in shapes]
+    for tensor, _ in arrays[:5]:
+        tensor.normal_()
+    has_bias, wants_x = rng.random() < 0.5, rng.random() < 0.5
+    there = {3: has_bias, 8: wants_x, 11: has_bias}
+    pointers = [t.data_ptr() if there.get(i, True) else 0 for i, (t, _) in enumerate(arrays)]
+    sizes = (dtype.itemsize, torch.get_num_threads(), replicas, rows, inputs, outputs)
+    kernel.dense_forward(*sizes, *pointers[:8])
+    assert arrays[5][0].isfinite().all()
+    kernel.dense_backward(*sizes, *pointers)
+    for i, (tensor, check) in enumerate(arrays):
+        assert pointers[i] == 0 or tensor.isfinite().all()
+        check()
+
+
 def calls(num_calls: int, seed: int) -> None:
     rng = random.Random(seed)
     torch.manual_seed(seed)
-    functions = [call_fwht] * 3 + [call_product] * 4 + [call_normals, call_words]
+    others = [call_normals, call_words, call_kl, call_dense]
+    functions = [call_fwht] * 3 + [call_product] * 4 + others
     for index in range(num_calls):
         if index % 500 == 0:
             torch.set_num_threads(1 + index // 500 % 2)
         function = call_fwht_around_the_cache if index % 10_000 == 9_999 else rng.choice(functions)
         function(rng)
     print(f"{num_calls} calls, {kernel.instruction_set()}")
+
+
+def small_jobs(loc: torch.Tensor, log_scale: torch.Tensor, x: torch.Tensor) -> dict[str, Any]:
+    """The KL and a dense layer of ``loc, log_scale (2, D)`` on ``x (2, D)``, and gradients."""
+    kl = fused_kls([FixedPrior(2.0)], [(loc, log_scale, None)])
+    y = local_linear(x, loc, log_scale, None, torch.ones(2, 2, dtype=x.dtype))
+    named = {"kl": kl.reshape(1), "dense": y}
+    for name, value in list(named.items()):
+        both = torch.autograd.grad(value.sum(), (loc, log_scale))
+        named.update(zip((f"{name} loc", f"{name} log_scale"), both, strict=True))
+    return named
 
 
 def results(file: str) -> None:
@@ -137,6 +192,8 @@ def results(file: str) -> None:
             named = {"fwht": fwht(weight), "y": y}
             gradients = torch.autograd.grad(y, tensors, weight)
             named.update(zip(("x", "s1", "g", "s2"), gradients, strict=True))
+            if bits <= 7:  # beyond, sums by 2 or 16 lanes differ by more than 4 eps
+                named.update(small_jobs(tensors[1], tensors[2], weight[0]))
             for name, value in named.items():
                 arrays[f"{name} 2^{bits} {dtype}"] = value.detach().numpy()
     np.savez(file, **arrays)
