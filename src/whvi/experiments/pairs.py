@@ -14,10 +14,21 @@ SCORES = ("rmse", "mnll")
 
 @dataclass(frozen=True)
 class Difference:
-    """Mean and standard error of ``rival − reference`` over the splits that both have."""
+    """A score of the rival and of the reference on the splits that both have.
 
-    mean: float
+    Attributes:
+        rival, reference: Means over the splits.
+        standard_error: Of the mean difference ``rival − reference``.
+    """
+
+    rival: float
+    reference: float
     standard_error: float
+
+    @property
+    def mean(self) -> float:
+        """``rival − reference``: positive where the reference is better."""
+        return self.rival - self.reference
 
 
 @dataclass(frozen=True)
@@ -27,7 +38,7 @@ class Pair:
     Attributes:
         dataset, rival: Names.
         num_splits: How many (split, seed) both have.
-        differences: By score; positive where the reference is better.
+        differences: By score.
     """
 
     dataset: str
@@ -48,13 +59,15 @@ def paired_differences(records: Iterable[Record], reference: str) -> list[Pair]:
         shared = sorted(ours.keys() & theirs.keys())
         if rival != reference and shared:
             found = {
-                score: _difference([theirs[k][score] - ours[k][score] for k in shared])
+                score: _difference([(theirs[k][score], ours[k][score]) for k in shared])
                 for score in SCORES
             }
             pairs.append(Pair(dataset, rival, len(shared), found))
     return pairs
 
 
-def _difference(values: list[float]) -> Difference:
-    spread = statistics.stdev(values) if len(values) > 1 else 0.0
-    return Difference(statistics.fmean(values), spread / math.sqrt(len(values)))
+def _difference(both: list[tuple[float, float]]) -> Difference:
+    rival, reference = (statistics.fmean(each) for each in zip(*both, strict=True))
+    differences = [theirs - ours for theirs, ours in both]
+    spread = statistics.stdev(differences) if len(both) > 1 else 0.0
+    return Difference(rival, reference, spread / math.sqrt(len(both)))
