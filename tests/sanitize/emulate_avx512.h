@@ -9,7 +9,8 @@
 
 #define __builtin_cpu_supports(name) 1
 
-#define EMULATED static inline __attribute__((target("avx2,fma"), unused))
+/* always inline: arguments of 64 bytes on the stack lose their alignment under the sanitizer */
+#define EMULATED static inline __attribute__((always_inline, target("avx2,fma"), unused))
 #define HALVES(whole, half) \
   union {                   \
     whole all;              \
