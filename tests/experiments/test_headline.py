@@ -3,17 +3,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from tests.experiments.conftest import record
 
 from whvi.experiments.headline import main, own_table, rivals_table
 from whvi.experiments.paper import DATASETS
 from whvi.experiments.records import RecordStore
-
-
-def record(method: str, dataset: str, split: int, rmse: float, mnll: float) -> dict[str, object]:
-    name = {"method": method, "dataset": dataset, "split": split, "seed": 0}
-    other = ("crps", "coverage95", "rmse_per_draw", "mnll_per_draw", "num_parameters", "seconds")
-    return {**name, "rmse": rmse, "mnll": mnll, "num_duplicates": 0, **dict.fromkeys(other, 1.0)}
-
 
 RECORDS = [
     record("whvi", "boston", 0, 2.0, -1.0),

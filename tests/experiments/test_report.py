@@ -5,18 +5,11 @@ import math
 from pathlib import Path
 
 import pytest
+from tests.experiments.conftest import record
 
 from whvi.experiments.figure import draw_figure
 from whvi.experiments.pairs import paired_differences
 from whvi.experiments.report import markdown, summarise, write_report
-
-
-def record(method: str, dataset: str, split: int, rmse: float, mnll: float) -> dict[str, object]:
-    name = {"method": method, "dataset": dataset, "split": split, "seed": 0}
-    scores = {"rmse": rmse, "mnll": mnll, "crps": rmse / 2, "coverage95": 0.9}
-    draws = {"rmse_per_draw": rmse + 1, "mnll_per_draw": mnll + 1}
-    return {**name, **scores, **draws, "num_parameters": 100, "seconds": 2.5, "num_duplicates": 1}
-
 
 RECORDS = [
     record("mc-dropout", "boston", 0, 3.0, 2.5),

@@ -14,7 +14,14 @@ from whvi.experiments.evaluation import evaluate
 from whvi.experiments.grids import GRID_SIZE, METHODS
 from whvi.experiments.methods.networks import FittedNetwork, NetworkMethod
 from whvi.experiments.methods.protocol import DataSize, Settings
-from whvi.experiments.selection import VALIDATION_FRACTION, choose, groups, inner_split, key
+from whvi.experiments.selection import (
+    VALIDATION_FRACTION,
+    Choice,
+    choose,
+    groups,
+    inner_split,
+    key,
+)
 
 
 @dataclass
@@ -40,27 +47,28 @@ class Spy:
         return fitted
 
 
-def run(method: NetworkMethod, dataset: UCIDataset) -> tuple[Spy, list[dict[str, object]]]:
+def run(method: NetworkMethod, dataset: UCIDataset) -> tuple[Spy, Choice, dict[str, object]]:
     spy = Spy(method)
     choices = choose(spy, dataset, [1], seed=0)
-    return spy, list(evaluate(spy, dataset, [1], choices, seed=0))
+    (record,) = evaluate(spy, dataset, [1], choices, seed=0)
+    return spy, choices[0], record
 
 
 def test_test_rows_change_no_weight_and_no_choice(
     toy: UCIDataset, tiny_method: NetworkMethod
 ) -> None:
-    spy, (record,) = run(tiny_method, toy)
+    spy, choice, record = run(tiny_method, toy)
     x, y = toy.x.copy(), toy.y.copy()
     x[toy.splits[1].test] += 100.0
     y[toy.splits[1].test] -= 1000.0
-    other_spy, (other,) = run(tiny_method, replace(toy, x=x, y=y))
+    other_spy, other_choice, other = run(tiny_method, replace(toy, x=x, y=y))
     assert len(spy.weights) == len(other_spy.weights) > 0
     assert all(
         torch.equal(ours, theirs)
         for ours, theirs in zip(spy.weights, other_spy.weights, strict=True)
     )
-    for field_name in ("settings", "noise_factor", "scores"):
-        assert record["choice"][field_name] == other["choice"][field_name]
+    assert replace(choice, seconds=0.0) == replace(other_choice, seconds=0.0)
+    assert record["choice"] == choice.in_short()
     assert record["rmse"] != other["rmse"]
 
 

@@ -224,4 +224,7 @@ def test_refusals():
 @pytest.mark.parametrize("num_rows", [1, 2])
 def test_tiny_and_degenerate_data_train(num_rows):
     x, y = tiny_data(num_rows)
-    fit(tiny_net(), gaussian(), (x * 0 + 1, y * 0), config=tiny_config())
+    model = tiny_net()
+    history = fit(model, gaussian(), (x * 0 + 1, y * 0), config=tiny_config())
+    assert torch.tensor(history.expected_log_lik).isfinite().all()
+    assert all(parameter.isfinite().all() for parameter in model.parameters())

@@ -61,7 +61,7 @@ def evaluate(
                 "mnll_unscaled": float(mnll(raw.log_prob(test_y[i]))),
                 "num_parameters": members * fitted.num_parameters,
                 "seconds": seconds + choices[i].seconds,
-                "choice": choices[i].as_dict(),
+                "choice": choices[i].in_short(),
                 **_facts(dataset, splits[i]),
             }
 

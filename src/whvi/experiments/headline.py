@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from whvi.experiments.pages import markdown_table
 from whvi.experiments.pairs import Pair, paired_differences
 from whvi.experiments.paper import DATASETS, TABLE_1, PaperRow
 from whvi.experiments.records import Record, RecordStore
@@ -29,7 +30,7 @@ def own_table(records: Sequence[Record]) -> str:
         ours = [_own_cell(rows.get((dataset, method)), most[dataset]) for method in _OURS]
         printed = [_printed_cell(TABLE_1[method][dataset]) for method in _PAPER]
         lines.append([dataset, *ours, *printed])
-    return _table(["data", *_OURS.values(), *_PAPER.values()], lines)
+    return markdown_table([["data", *_OURS.values(), *_PAPER.values()], *lines])
 
 
 def rivals_table(records: Sequence[Record]) -> str:
@@ -39,7 +40,7 @@ def rivals_table(records: Sequence[Record]) -> str:
         [dataset, *(_rival_cell(pairs.get((dataset, rival))) for rival in _RIVALS)]
         for dataset in DATASETS
     ]
-    return _table(["data", *_RIVALS], lines)
+    return markdown_table([["data", *_RIVALS], *lines])
 
 
 def _most_splits(rows: dict[tuple[str, str], SummaryRow]) -> dict[str, int]:
@@ -67,15 +68,6 @@ def _rival_cell(pair: Pair | None) -> str:
     rmse, mnll = pair.differences["rmse"], pair.differences["mnll"]
     scores = f"{rmse.rival / rmse.reference:.2f} / {mnll.mean:+.2f}".replace("-", "−")
     return f"{scores} ({pair.num_splits})"
-
-
-def _table(header: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
-    rule = "|---" * len(header) + "|"
-    return "\n".join([_line(header), rule, *map(_line, lines)]) + "\n"
-
-
-def _line(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(cells)} |"
 
 
 def main(path: str | Path = "results/table1/records.jsonl") -> None:

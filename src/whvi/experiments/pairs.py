@@ -7,6 +7,7 @@ import statistics
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from whvi.experiments.pages import std
 from whvi.experiments.records import Record
 
 SCORES = ("rmse", "mnll")
@@ -69,5 +70,4 @@ def paired_differences(records: Iterable[Record], reference: str) -> list[Pair]:
 def _difference(both: list[tuple[float, float]]) -> Difference:
     rival, reference = (statistics.fmean(each) for each in zip(*both, strict=True))
     differences = [theirs - ours for theirs, ours in both]
-    spread = statistics.stdev(differences) if len(both) > 1 else 0.0
-    return Difference(rival, reference, spread / math.sqrt(len(both)))
+    return Difference(rival, reference, std(differences) / math.sqrt(len(both)))

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from whvi.experiments.pages import markdown_table, replace_file, std
 from whvi.experiments.pairs import SCORES, Pair, paired_differences
 from whvi.experiments.paper import AIMS, DATASETS, FLOORS, MNLL_OFFSET, PAPER_COLUMN, TABLE_1
 from whvi.experiments.records import Record
@@ -58,9 +59,9 @@ def _summary_row(dataset: str, method: str, records: Sequence[Record]) -> Summar
         "dataset": dataset,
         "method": method,
         "rmse_mean": statistics.fmean(values("rmse")),
-        "rmse_std": _std(values("rmse")),
+        "rmse_std": std(values("rmse")),
         "mnll_mean": statistics.fmean(values("mnll")),
-        "mnll_std": _std(values("mnll")),
+        "mnll_std": std(values("mnll")),
         "crps_mean": statistics.fmean(values("crps")),
         "coverage95_mean": statistics.fmean(values("coverage95")),
         "num_splits": len({record["split"] for record in records}),
@@ -80,11 +81,11 @@ def write_report(records: Iterable[Record], folder: str | os.PathLike[str]) -> N
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     rows = summarise(records)
-    _write(folder / "summary.json", json.dumps(rows, indent=1) + "\n")
+    replace_file(folder / "summary.json", json.dumps(rows, indent=1) + "\n")
     drawn = bool(records) and draw_figure(records, folder)
     quick = any(record.get("quick") for record in records)
     pairs = {name: paired_differences(records, name) for name in _REFERENCES}
-    _write(folder / "README.md", markdown(rows, pairs, with_figure=drawn, quick=quick))
+    replace_file(folder / "README.md", markdown(rows, pairs, with_figure=drawn, quick=quick))
 
 
 def markdown(
@@ -271,19 +272,5 @@ def _se(row: SummaryRow, score: str) -> float:
     return float(row[f"{score}_std"]) / math.sqrt(row["num_splits"])
 
 
-def _std(values: Sequence[float]) -> float:
-    return statistics.stdev(values) if len(values) > 1 else 0.0
-
-
 def _table(lines: Sequence[Sequence[str]]) -> str:
-    if len(lines) == 1:
-        return "No records yet.\n"
-    rule = ["---"] * len(lines[0])
-    return "".join(f"| {' | '.join(line)} |\n" for line in (lines[0], rule, *lines[1:]))
-
-
-def _write(path: Path, text: str) -> None:
-    """Replace a file at once: a reader sees the old one or the new one."""
-    temporary = path.with_suffix(path.suffix + ".tmp")
-    temporary.write_text(text, encoding="utf-8")
-    temporary.replace(path)
+    return markdown_table(lines) if len(lines) > 1 else "No records yet.\n"

@@ -63,14 +63,17 @@ class Choice:
     scores: Mapping[str, Scores]
     seconds: float
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return plain values, ready for JSON."""
+    def in_short(self) -> dict[str, Any]:
+        """Return what was chosen, without the scores, ready for JSON."""
         return {
             "settings": dict(self.settings),
             "noise_factor": self.noise_factor,
-            "scores": dict(self.scores),
             "seconds": self.seconds,
         }
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return everything, ready for JSON."""
+        return {**self.in_short(), "scores": dict(self.scores)}
 
 
 def key(settings: Settings) -> str:

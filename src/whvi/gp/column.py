@@ -8,7 +8,7 @@ With ``Φ`` the ``D × D`` reshape of ``φ`` they are linear in ``g``:
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -27,8 +27,8 @@ def column_product(square: Tensor, s1: Tensor, s2: Tensor) -> Tensor:
     if is_tracing() or is_transformed():
         left = s1.unsqueeze(-1) * hadamard_matrix(len(s1), dtype=s1.dtype, device=s1.device)
         return (fwht(square * s2) * left).sum(-2)
-    psi: Tensor = _ColumnProduct.apply(square, s1, s2)  # type: ignore[no-untyped-call]  # of torch
-    return psi
+    # apply() is not annotated in torch.
+    return cast(Tensor, _ColumnProduct.apply(square, s1, s2))  # type: ignore[no-untyped-call]
 
 
 class _ColumnProduct(torch.autograd.Function):

@@ -6,7 +6,7 @@ r"""Cosines and sines of phases, and a map of rows to them whose frequencies may
 from __future__ import annotations
 
 import math
-from typing import Any, final
+from typing import Any, cast, final
 
 import torch
 from torch import Tensor, nn
@@ -22,8 +22,8 @@ def cos_sin(phases: Tensor) -> Tensor:
         return torch.cat([phases.cos(), phases.sin()], -1)
     if not (phases.requires_grad and torch.is_grad_enabled()):
         return _both(phases)
-    waves: Tensor = _CosSin.apply(phases)  # type: ignore[no-untyped-call]  # torch has no types
-    return waves
+    # apply() is not annotated in torch.
+    return cast(Tensor, _CosSin.apply(phases))  # type: ignore[no-untyped-call]
 
 
 def _both(phases: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from whvi.experiments.figure2.cells import CELLS, DATASETS, Cell
+from whvi.experiments.pages import markdown_table, replace_file, std
 from whvi.experiments.records import Record
 
 SummaryRow = dict[str, Any]
@@ -57,8 +58,8 @@ def _summary_row(records: Sequence[Record]) -> SummaryRow:
         "seconds": round(statistics.fmean(values("seconds")), 3),
         "num_seeds": len(records),
         "side": first["side"],
-        "rmse_std": statistics.stdev(values("rmse")) if len(records) > 1 else 0.0,
-        "mnll_std": statistics.stdev(values("mnll")) if len(records) > 1 else 0.0,
+        "rmse_std": std(values("rmse")),
+        "mnll_std": std(values("mnll")),
         "target_std_mean": statistics.fmean(values("target_std")),
     }
 
@@ -86,10 +87,10 @@ def write_report(records: Sequence[Record], folder: Path) -> None:
 
     folder.mkdir(parents=True, exist_ok=True)
     rows = summarise(records)
-    _write(folder / "summary.json", json.dumps(rows, indent=1) + "\n")
+    replace_file(folder / "summary.json", json.dumps(rows, indent=1) + "\n")
     drawn = bool(rows) and draw_errors(rows, folder) and draw_seconds(rows, folder)
     quick = any(record["quick"] for record in records)
-    _write(folder / "README.md", markdown(rows, with_figures=drawn, quick=quick))
+    replace_file(folder / "README.md", markdown(rows, with_figures=drawn, quick=quick))
 
 
 def markdown(rows: Sequence[SummaryRow], *, with_figures: bool, quick: bool) -> str:
@@ -150,7 +151,7 @@ def _means_table(rows: Sequence[SummaryRow]) -> str:
         here = [row for row in rows if row["side"] == side]
         values = [means.get((here[0]["covariance"], side, name)) for name in names]
         lines.append([str(side), _budget(here), *_cells(values, ".4f")])
-    return "Geometric mean of the RMSE over the data sets:\n\n" + _table(lines)
+    return "Geometric mean of the RMSE over the data sets:\n\n" + markdown_table(lines)
 
 
 def _sets_table(rows: Sequence[SummaryRow]) -> str:
@@ -164,22 +165,10 @@ def _sets_table(rows: Sequence[SummaryRow]) -> str:
         mnll = _cells([None if row is None else row["mnll_mean"] for row in cells], ".2f")
         both = [f"{a} / {b}" if a else "" for a, b in zip(rmse, mnll, strict=True)]
         lines.append([dataset, str(side), *both])
-    return "RMSE / MNLL, the lowest of each line in bold:\n\n" + _table(lines)
+    return "RMSE / MNLL, the lowest of each line in bold:\n\n" + markdown_table(lines)
 
 
 def _cells(values: Sequence[float | None], style: str) -> list[str]:
     best = min((value for value in values if value is not None), default=None)
     texts = ["" if v is None else format(v, style).replace("-", "−") for v in values]
     return [f"**{t}**" if t and v == best else t for t, v in zip(texts, values, strict=True)]
-
-
-def _table(lines: Sequence[Sequence[str]]) -> str:
-    rule = ["---"] * len(lines[0])
-    return "".join(f"| {' | '.join(line)} |\n" for line in (lines[0], rule, *lines[1:]))
-
-
-def _write(path: Path, text: str) -> None:
-    """Replace a file at once: a reader sees the old one or the new one."""
-    temporary = path.with_suffix(path.suffix + ".tmp")
-    temporary.write_text(text, encoding="utf-8")
-    temporary.replace(path)
