@@ -153,14 +153,27 @@ static size_t NAME(low_levels)(const T *src, T *dst, size_t size) {
   return BLOCK;
 }
 
+/* Ask for n / 4 cache lines of the row to come, if there is one. A pass takes n vectors at a time,
+ * so the two passes of a row of common length ask for the whole next row while they run in cache
+ * and memory would have nothing to do. */
+#define ASK_AHEAD(n)                                                                         \
+  if (*coming)                                                                               \
+    for (int line = 0; line < n / 4; ++line, *coming += 64) __builtin_prefetch(*coming, 0, 2);
+#define TOP_LEVELS(n) \
+  EACH_##n(GET) LOWER_PAIRS_##n(SPREAD_PAIR) LAST_PAIRS_##n(SCALED_PAIR)
+#define PUT_LINE(i)                                       \
+  STREAM(dst + (i) * stride, LOAD(x + j + (i) * stride)); \
+  STREAM(dst + (i) * stride + LANES, r[i]);
+
 /* log2(radix) levels at once, entries `stride` apart, over every group of radix * stride. */
 #define DEFINE_PASS(n)                                                                         \
-  static void NAME(pass_##n)(T * x, size_t size, size_t stride) {                              \
+  static void NAME(pass_##n)(T * x, size_t size, size_t stride, const char **coming) {         \
     for (size_t group = 0; group < size; group += n * stride)                                  \
       for (size_t j = group; j < group + stride; j += LANES) {                                 \
         const T *src = x + j;                                                                  \
         T *dst = x + j;                                                                        \
         V r[n];                                                                                \
+        ASK_AHEAD(n)                                                                           \
         EACH_##n(GET) PAIRS_##n(SPREAD_PAIR) EACH_##n(PUT)                                     \
       }                                                                                        \
   }                                                                                            \
@@ -171,7 +184,22 @@ static size_t NAME(low_levels)(const T *src, T *dst, size_t size) {
       const T *src = x + j;                                                                    \
       T *dst = x + j;                                                                          \
       V r[n];                                                                                  \
-      EACH_##n(GET) LOWER_PAIRS_##n(SPREAD_PAIR) LAST_PAIRS_##n(SCALED_PAIR) EACH_##n(PUT)     \
+      TOP_LEVELS(n) EACH_##n(PUT)                                                              \
+    }                                                                                          \
+  }                                                                                            \
+  /* The same for all columns, from x to `out` around the cache: two vectors of each part at a \
+   * time, so that whole lines are written at once. */                                         \
+  static void NAME(top_around_##n)(T * x, T * out, size_t stride, T scale, const char **coming) { \
+    const V scales = (V){0} + scale;                                                           \
+    for (size_t j = 0; j < stride; j += 2 * LANES) {                                           \
+      const T *src = x + j;                                                                    \
+      T *dst = x + j;                                                                          \
+      V r[n];                                                                                  \
+      ASK_AHEAD(n)                                                                             \
+      TOP_LEVELS(n) EACH_##n(PUT)                                                              \
+      src += LANES, dst = out + j;                                                             \
+      ASK_AHEAD(n)                                                                             \
+      TOP_LEVELS(n) EACH_##n(PUT_LINE)                                                         \
     }                                                                                          \
   }
 DEFINE_PASS(2)
@@ -185,10 +213,10 @@ INLINE size_t NAME(next_radix)(size_t done, size_t size) {
 }
 
 /* Levels done .. done * radix - 1 in place, for every group of the row. */
-INLINE void NAME(pass)(T *x, size_t size, size_t stride, size_t radix) {
-  if (radix == 2) NAME(pass_2)(x, size, stride);
-  if (radix == 4) NAME(pass_4)(x, size, stride);
-  if (radix == 8) NAME(pass_8)(x, size, stride);
+INLINE void NAME(pass)(T *x, size_t size, size_t stride, size_t radix, const char **coming) {
+  if (radix == 2) NAME(pass_2)(x, size, stride, coming);
+  if (radix == 4) NAME(pass_4)(x, size, stride, coming);
+  if (radix == 8) NAME(pass_8)(x, size, stride, coming);
 }
 
 INLINE void NAME(top_pass)(T *x, size_t stride, size_t radix, size_t begin, size_t end, T scale) {
@@ -197,9 +225,11 @@ INLINE void NAME(top_pass)(T *x, size_t stride, size_t radix, size_t begin, size
   if (radix == 8) NAME(top_pass_8)(x, stride, begin, end, scale);
 }
 
-/* Copy around the cache, in order, so that whole lines are written at once. */
-static void NAME(stream_copy)(const T *src, T *dst, size_t size) {
-  for (size_t i = 0; i < size; i += LANES) STREAM(dst + i, LOAD(src + i));
+INLINE void NAME(top_around)(T *x, T *out, size_t stride, size_t radix, T scale,
+                             const char **coming) {
+  if (radix == 2) NAME(top_around_2)(x, out, stride, scale, coming);
+  if (radix == 4) NAME(top_around_4)(x, out, stride, scale, coming);
+  if (radix == 8) NAME(top_around_8)(x, out, stride, scale, coming);
 }
 
 /* Fewer levels than lanes: `levels` of them inside every vector of a flat array. */
@@ -227,15 +257,18 @@ static void NAME(tiny_rows)(const T *src, T *dst, size_t rows, size_t size, T sc
 }
 
 /* One row of at least BLOCK entries, H(src) * scale -> dst (dst may be src). With `scratch` the
- * passes run there and the result goes to dst around the cache. */
-static void NAME(long_row)(const T *src, T *dst, size_t size, T scale, T *scratch) {
+ * passes run there and the result goes to dst around the cache, while the next row, at `coming`
+ * or NULL, is on its way. */
+static void NAME(long_row)(const T *src, T *dst, size_t size, T scale, T *scratch,
+                           const char *coming) {
   if (size == BLOCK) {
     SHORT_ROWS_BLOCK(src, dst, 1, scale, scratch != NULL);
     return;
   }
   if (size > LEAF) {
     const size_t radix = size / LEAF < 8 ? size / LEAF : 8, part = size / radix;
-    for (size_t i = 0; i < radix; ++i) NAME(long_row)(src + i * part, dst + i * part, part, 1, NULL);
+    for (size_t i = 0; i < radix; ++i)
+      NAME(long_row)(src + i * part, dst + i * part, part, 1, NULL, NULL);
     NAME(top_pass)(dst, part, radix, 0, part, scale);
     return;
   }
@@ -243,9 +276,12 @@ static void NAME(long_row)(const T *src, T *dst, size_t size, T scale, T *scratc
   size_t done = NAME(low_levels)(src, work, size);
   size_t radix = NAME(next_radix)(done, size);
   for (; done * radix < size; done *= radix, radix = NAME(next_radix)(done, size))
-    NAME(pass)(work, size, done, radix);
-  NAME(top_pass)(work, done, radix, 0, done, scale);
-  if (scratch) NAME(stream_copy)(scratch, dst, size);
+    NAME(pass)(work, size, done, radix, &coming);
+  if (scratch) {
+    NAME(top_around)(work, dst, done, radix, scale, &coming);
+  } else {
+    NAME(top_pass)(work, done, radix, 0, done, scale);
+  }
 }
 
 /* Contiguous rows of any size. `scratch` (size entries) or NULL as in long_row. */
@@ -274,13 +310,15 @@ static void NAME(rows)(const void *from, void *to, size_t rows, size_t size, dou
     return;
   }
   for (size_t row = 0; row < rows; ++row)
-    NAME(long_row)(src + row * size, dst + row * size, size, scale, scratch);
+    NAME(long_row)(src + row * size, dst + row * size, size, scale, scratch,
+                   scratch && row + 1 < rows ? (const char *)(src + (row + 1) * size) : NULL);
 }
 
 /* A share of one long row split in eight parts: first the parts, then (second phase) the columns
  * of the top pass. Used to spread a single row over threads. */
 static void NAME(row_part)(const void *from, void *to, size_t size, size_t part) {
-  NAME(long_row)((const T *)from + part * (size / 8), (T *)to + part * (size / 8), size / 8, 1, NULL);
+  const size_t at = part * (size / 8);
+  NAME(long_row)((const T *)from + at, (T *)to + at, size / 8, 1, NULL, NULL);
 }
 static void NAME(row_columns)(void *to, size_t size, size_t begin, size_t end, double scale) {
   NAME(top_pass)(to, size / 8, 8, begin, end, (T)scale);
