@@ -15,6 +15,7 @@ from whvi.experiments.methods.protocol import DataSize, Method, Setting, Setting
 from whvi.experiments.methods.trees import TreeMethod
 
 GRID_SIZE = 6
+_MEDIUM = 600  # training rows from which narrow structured networks take batches of 64
 _LARGE = 5000  # training rows from which batches are larger and training is longer
 _VERY_LARGE = 20000
 
@@ -46,21 +47,28 @@ def _training(size: DataSize, *, lr: float, large_lr: float | None = None) -> di
 
 def _whvi(size: DataSize) -> tuple[Settings, ...]:
     common = _training(size, lr=1.5e-2, large_lr=2e-2)
+    if _MEDIUM <= size.num_rows < _LARGE:
+        common["batch"] = 64
     return tuple(
         {**common, **noise, "beta": beta} for noise, beta in product(_noises(size), (0.6, 0.3, 0.1))
     )
 
 
 def _whvi_best(size: DataSize) -> tuple[Settings, ...]:
-    """Candidates of ``whvi``, and three that train longer or, on many rows, a wide one."""
+    """Candidates of ``whvi`` and wide ones."""
     narrow = _whvi(size)
     if size.num_rows < _LARGE:
-        kept = tuple(narrow[i] for i in (0, 1, 4))
-        return (*kept, *({**each, "steps": 16000} for each in kept))
+        return (*(narrow[i] for i in (3, 4, 5, 0)), _wide_small(0.1), _wide_small(0.2))
     return (*(narrow[i] for i in (0, 1, 2, 4, 5)), _wide(size))
 
 
-def _wide(size: DataSize) -> dict[str, Setting]:
+def _wide_small(beta: float) -> Settings:
+    """The paper's network four times as wide."""
+    shape: dict[str, Setting] = {"width": 512, "depth": 2, "noise": "heteroscedastic"}
+    return {**shape, "steps": 4000, "batch": 64, "lr": 1.5e-2, "beta": beta}
+
+
+def _wide(size: DataSize) -> Settings:
     """Three wide layers on tiled inputs, the first with sine features."""
     very_large = size.num_rows >= _VERY_LARGE
     width, steps = (2048, 6000) if very_large else (1024, 4000)
