@@ -1,12 +1,14 @@
 from __future__ import annotations
 
+import scipy.stats
 import torch
 from tests.experiments.conftest import tiny
 from torch import nn
 
 from whvi import MCDropout, draw_functions, elbo
+from whvi.experiments.grids import METHODS
 from whvi.experiments.methods.networks import build_network
-from whvi.experiments.methods.parts import PointLinear, TemperedLikelihood
+from whvi.experiments.methods.parts import NormalScores, PointLinear, TemperedLikelihood
 from whvi.functions import mean_function
 from whvi.likelihoods import Gaussian
 
@@ -73,3 +75,29 @@ def test_dropout_of_rate_zero_is_the_plain_network(generator: torch.Generator) -
         {key.replace("2.", "3."): value for key, value in model.state_dict().items()}
     )
     assert torch.allclose(mean_function(dropped, x), expected, atol=1e-5)
+
+
+def test_normal_scores_are_the_quantiles_of_middle_ranks(generator: torch.Generator) -> None:
+    x = torch.randn(2, 50, 3, generator=generator).mul(4).round()  # with ties
+    x[1] = x[1].exp()
+    scores = NormalScores(x)
+    found = scores(x)
+    for r, j in ((0, 0), (0, 2), (1, 1)):
+        rank = torch.as_tensor(scipy.stats.rankdata(x[r, :, j]))  # equal values: middle rank
+        expected = torch.as_tensor(scipy.stats.norm.ppf((rank - 0.5) / 50))
+        assert torch.allclose(found[r, :, j].double(), expected, atol=1e-6)
+    far = scores(torch.full((2, 1, 3), 1e30))
+    assert torch.allclose(far, torch.tensor(scipy.stats.norm.ppf(0.99)).float())
+    assert torch.equal(scores(-torch.full((2, 1, 3), 1e30)), -far)
+
+
+def test_networks_on_normal_scores_see_the_order_of_inputs_only(
+    generator: torch.Generator,
+) -> None:
+    x, y = torch.randn(2, 40, 3, generator=generator), torch.randn(2, 40, generator=generator)
+    settings = [{**tiny(0.3), "inputs": "normal scores"}] * 2
+    plain, warped = (
+        METHODS["whvi"].fit(settings, rows, y, seed=1).predict(rows, num_draws=4)
+        for rows in (x, (2 * x).exp())
+    )
+    assert torch.equal(plain.mean, warped.mean)

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from whvi.errors import NumericalError
-from whvi.experiments.methods.parts import PointLinear, TemperedLikelihood
+from whvi.experiments.methods.parts import NormalScores, PointLinear, TemperedLikelihood
 from whvi.experiments.methods.protocol import DataSize, Settings
 from whvi.functions import draw_functions
 from whvi.layers import MCDropout, MeanFieldLinear, WHVILinear
@@ -86,6 +86,9 @@ class NetworkMethod:
         self, settings: Sequence[Settings], x: Tensor, y: Tensor, *, seed: int, factor: float
     ) -> FittedNetwork:
         common = settings[0]
+        scores = NormalScores(x) if common.get("inputs") == "normal scores" else None
+        if scores:
+            x = scores(x)
         betas = torch.tensor([float(s["beta"]) for s in settings])
         noise = _likelihood(common, len(settings))
         model = build_network(self.layers, common, x.shape[-1], noise.num_features, len(settings))
@@ -95,15 +98,18 @@ class NetworkMethod:
         if isinstance(noise, HeteroscedasticGaussian):
             balanced = BalancedGradients(noise, balance=float(common.get("balance", 0.5)))
         fit(model, TemperedLikelihood(balanced, betas), (x, y), config=config)
-        return FittedNetwork(model, noise, seed)
+        return FittedNetwork(model, noise, seed, scores)
 
 
 @final
 class FittedNetwork:
-    """R trained networks and their noise."""
+    """R trained networks, their noise, and how they want their inputs."""
 
-    def __init__(self, model: nn.Module, likelihood: Likelihood, seed: int) -> None:
+    def __init__(
+        self, model: nn.Module, likelihood: Likelihood, seed: int, scores: NormalScores | None
+    ) -> None:
         self._model, self._likelihood, self._seed = model, likelihood, seed
+        self._scores = scores
 
     @property
     def num_parameters(self) -> int:
@@ -116,6 +122,7 @@ class FittedNetwork:
         """Return the mixture over ``num_draws`` weight draws."""
         generator = seeded_generator("predict", self._seed)
         num_draws = num_draws if _is_random(self._model) else 1
+        x = self._scores(x) if self._scores else x
         f = draw_functions(
             self._model,
             x,
