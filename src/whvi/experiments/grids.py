@@ -15,7 +15,7 @@ from whvi.experiments.methods.protocol import DataSize, Method, Setting, Setting
 from whvi.experiments.methods.trees import TreeMethod
 
 GRID_SIZE = 6
-_MEDIUM = 600  # training rows from which narrow structured networks take batches of 64
+_MEDIUM = 600  # training rows from which batches are of 64
 _LARGE = 5000  # training rows from which batches are larger and training is longer
 _VERY_LARGE = 20000
 
@@ -33,22 +33,20 @@ def _noises(size: DataSize) -> tuple[dict[str, Setting], ...]:
 
 
 def _training(size: DataSize, *, lr: float, large_lr: float | None = None) -> dict[str, Setting]:
-    """Steps and batch: 8,000 of 32 rows, or 12,000 of 128 with a peak rate of its own."""
-    large = size.num_rows >= _LARGE
+    """Steps and batch: 8,000 of 32 or 64 rows, or 12,000 of 128 with a peak rate of its own."""
+    large, medium = size.num_rows >= _LARGE, size.num_rows >= _MEDIUM
     large_lr = lr / 1.5 if large_lr is None else large_lr
     return {
         "width": 128,
         "depth": 2,
         "steps": 12000 if large else 8000,
-        "batch": 128 if large else 32,
+        "batch": 128 if large else 64 if medium else 32,
         "lr": large_lr if large else lr,
     }
 
 
 def _whvi(size: DataSize) -> tuple[Settings, ...]:
     common = _training(size, lr=1.5e-2, large_lr=2e-2)
-    if _MEDIUM <= size.num_rows < _LARGE:
-        common["batch"] = 64
     return tuple(
         {**common, **noise, "beta": beta} for noise, beta in product(_noises(size), (0.6, 0.3, 0.1))
     )
@@ -106,7 +104,7 @@ def _deep_ensemble(size: DataSize) -> tuple[Settings, ...]:
 def _noisy_kfac(size: DataSize) -> tuple[Settings, ...]:
     # natural gradients need fewer, dearer steps
     common = {**_training(size, lr=2e-2), "damping": 1e-3, "prior": 0.03}
-    common["steps"] = 4000 if size.num_rows >= _LARGE else 2000
+    common |= {"steps": 4000} if size.num_rows >= _LARGE else {"steps": 2000, "batch": 32}
     return tuple(
         {**common, "noise": noise, "beta": beta}
         for noise, beta in product(("constant", "heteroscedastic"), (0.1, 0.03, 0.3))
