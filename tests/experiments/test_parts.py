@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import pytest
 import scipy.stats
 import torch
 from tests.experiments.conftest import tiny
@@ -26,11 +27,20 @@ def test_point_linear_is_torch_linear_per_replica(generator: torch.Generator) ->
     assert torch.allclose(single(x), expected, atol=1e-6)
 
 
+def test_the_penalty_of_plain_weights_is_half_their_square() -> None:
+    layer = PointLinear(4, 3, batch_shape=(2,))
+    value = layer.kl()
+    assert torch.allclose(value, 0.5 * layer.weight.square().sum((-2, -1)))
+    (gradient,) = torch.autograd.grad(value @ torch.tensor([1.0, 3.0]), layer.weight)
+    factors = torch.tensor([1.0, 3.0]).view(2, 1, 1)
+    assert torch.allclose(gradient, factors * layer.weight)
+
+
 def test_a_tempered_likelihood_has_the_gradient_of_a_weighted_kl(
     generator: torch.Generator,
 ) -> None:
     betas = torch.tensor([0.2, 1.0, 3.0])
-    model = build_network("structured", tiny(1.0), 3, 1, 3)
+    model = build_network("structured", [tiny(1.0)] * 3, 3, 1)
     x, y = torch.randn(9, 3, generator=generator), torch.randn(9, generator=generator)
     plain = Gaussian(batch_shape=(3,))
     parameters = list(model.parameters())
@@ -61,7 +71,7 @@ def test_dropout_has_the_moments_of_its_masks(generator: torch.Generator) -> Non
 
 
 def test_dropout_of_rate_zero_is_the_plain_network(generator: torch.Generator) -> None:
-    model = build_network("plain", tiny(1.0, dropout=0.0), 3, 1, 2)
+    model = build_network("plain", [tiny(1.0, dropout=0.0)] * 2, 3, 1)
     x = torch.randn(2, 8, 3, generator=generator)
     first, last = model[0], model[-1]
     assert isinstance(first, PointLinear)
@@ -70,11 +80,19 @@ def test_dropout_of_rate_zero_is_the_plain_network(generator: torch.Generator) -
     expected = hidden @ last.weight + last.bias.unsqueeze(1)
     f = draw_functions(model, x, num_samples=3, generator=generator)
     assert torch.allclose(f, expected.unsqueeze(1).expand_as(f), atol=1e-5)
-    dropped = build_network("plain", tiny(1.0, dropout=0.5), 3, 1, 2)
+    dropped = build_network("plain", [tiny(1.0, dropout=0.5)] * 2, 3, 1)
     dropped.load_state_dict(
         {key.replace("2.", "3."): value for key, value in model.state_dict().items()}
     )
     assert torch.allclose(mean_function(dropped, x), expected, atol=1e-5)
+
+
+def test_every_replica_has_the_dropout_of_its_settings() -> None:
+    model = build_network("plain", [tiny(1.0, dropout=rate) for rate in (0.0, 0.4)], 3, 1)
+    masks = [module for module in model if isinstance(module, MCDropout)]
+    assert masks
+    for module in masks:
+        assert torch.as_tensor(module.p).tolist() == pytest.approx([0.0, 0.4])
 
 
 def test_normal_scores_are_the_quantiles_of_middle_ranks(generator: torch.Generator) -> None:

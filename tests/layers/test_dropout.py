@@ -7,7 +7,7 @@ import torch
 from conformance.layer_suite import DTYPE, normal, run, seeded
 from torch import nn
 
-from whvi.errors import ConfigError
+from whvi.errors import ConfigError, ShapeError
 from whvi.layers import MCDropout, kl
 from whvi.sampling import LocalReparameterization, MeanWeights, WeightDraws
 
@@ -30,6 +30,25 @@ def test_masks_keep_the_mean_and_the_rate(p: float) -> None:
         assert set(y.unique().tolist()) == {0.0, 1 / (1 - p)}
         z = (y.mean(0) - 1) / (p / (1 - p) / num) ** 0.5
         assert z.abs().max() < 4.5
+
+
+def test_every_replica_may_have_its_own_rate() -> None:
+    rates, num = torch.tensor([0.0, 0.2, 0.7], dtype=DTYPE), 4000
+    layer, x = MCDropout(rates, batch_shape=(3,)), torch.ones(3, num, 6, dtype=DTYPE)
+    for sampler in (WeightDraws(num, seeded(1)), LocalReparameterization(seeded(2))):
+        rows = x if isinstance(sampler, LocalReparameterization) else x.unsqueeze(2)
+        y = run(layer, rows, sampler).reshape(3, -1)
+        assert torch.equal(y[0], torch.ones_like(y[0]))
+        for r in (1, 2):
+            assert set(y[r].unique().tolist()) == {0.0, 1 / (1 - rates[r].item())}
+            share = (y[r] == 0).double().mean()
+            deviation = (rates[r] * (1 - rates[r]) / y[r].numel()).sqrt()
+            assert (share - rates[r]).abs() < 4.5 * deviation
+
+
+def test_rates_of_another_shape_are_refused() -> None:
+    with pytest.raises(ShapeError, match=r"batch_shape \(3,\), got \(2,\)"):
+        MCDropout(torch.tensor([0.1, 0.2]), batch_shape=(3,))
 
 
 def test_local_masks_are_independent_between_features_and_rows() -> None:

@@ -12,6 +12,8 @@ from whvi.layers.protocol import BayesianLayer
 from whvi.layers.weights import check_draws_axis, lift
 from whvi.sampling import LocalReparameterization, MeanWeights, current_sampler
 
+_WORDS = 1 << 31  # that ``random_`` draws from
+
 
 @final
 class MCDropout(BayesianLayer):
@@ -22,18 +24,30 @@ class MCDropout(BayesianLayer):
     mean weights none. Its KL is zero here: the usual surrogate is weight decay.
 
     Args:
-        p: Probability of dropping a feature, in ``[0, 1)``.
+        p: Probability of dropping a feature, in ``[0, 1)``; a tensor of shape ``batch_shape``
+            gives every replica its own.
         batch_shape: Replicas; each has its own masks.
     """
 
+    _least_kept: Tensor
     _zero: Tensor
 
-    def __init__(self, p: float = 0.5, *, batch_shape: tuple[int, ...] = ()) -> None:
+    def __init__(self, p: float | Tensor = 0.5, *, batch_shape: tuple[int, ...] = ()) -> None:
         super().__init__()
-        if not 0 <= p < 1:
+        self.batch_shape = tuple(batch_shape)
+        rates = torch.as_tensor(p, dtype=torch.float64)
+        if rates.dim() and tuple(rates.shape) != self.batch_shape:
+            raise ShapeError(
+                f"p must be a number or have shape batch_shape {self.batch_shape}, "
+                f"got {tuple(rates.shape)}"
+            )
+        if not ((rates >= 0) & (rates < 1)).all():
             raise ConfigError(f"p must be in [0, 1), got {p!r}")
         self.p = p
-        self.batch_shape = tuple(batch_shape)
+        self._drops = bool((rates > 0).any())
+        self._keep = 1 - rates  # no buffer: some devices have no float64
+        least = (rates * _WORDS).round().clamp(max=_WORDS - 1).int()
+        self.register_buffer("_least_kept", least, persistent=False)
         self.register_buffer("_zero", torch.zeros(self.batch_shape), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -45,7 +59,7 @@ class MCDropout(BayesianLayer):
                 f"(*batch_shape, ..., features), got {tuple(x.shape)}"
             )
         sampler = current_sampler()
-        if self.p == 0 or isinstance(sampler, MeanWeights):
+        if not self._drops or isinstance(sampler, MeanWeights):
             return x
         if isinstance(sampler, LocalReparameterization):
             return x * self._mask(x, tuple(x.shape), sampler.generator)
@@ -65,6 +79,10 @@ class MCDropout(BayesianLayer):
     def _mask(
         self, like: Tensor, shape: tuple[int, ...], generator: torch.Generator | None
     ) -> Tensor:
-        keep = 1 - self.p
-        mask = torch.empty(shape, dtype=like.dtype, device=like.device)
-        return mask.bernoulli_(keep, generator=generator).div_(keep)
+        # kept if a word of 31 random bits is at least p 2³¹: twice as fast as bernoulli_
+        words = torch.empty(shape, dtype=torch.int32, device=like.device)
+        least, keep = self._least_kept, self._keep.to(like)
+        if keep.dim():
+            axes = (*self.batch_shape, *(1,) * (len(shape) - len(self.batch_shape)))
+            least, keep = least.view(axes), keep.view(axes)
+        return (words.random_(generator=generator) >= least).to(like.dtype).div_(keep)

@@ -59,7 +59,7 @@ class NetworkMethod:
     layers: str
     candidates: Callable[[DataSize], tuple[Settings, ...]]
     num_members: int = 1
-    per_replica: frozenset[str] = frozenset({"beta"})
+    per_replica: frozenset[str] = frozenset({"beta", "dropout"})
 
     @property
     def family(self) -> str:
@@ -73,7 +73,7 @@ class NetworkMethod:
     def fit(
         self, settings: Sequence[Settings], x: Tensor, y: Tensor, *, seed: int
     ) -> FittedNetwork:
-        """Train R networks in one pass; ``settings`` differ in ``beta`` only."""
+        """Train R networks in one pass; ``settings`` differ in ``per_replica`` only."""
         for factor in _RETRIES:
             try:
                 return self._fit(settings, x, y, seed=seed, factor=factor)
@@ -91,7 +91,7 @@ class NetworkMethod:
             x = scores(x)
         betas = torch.tensor([float(s["beta"]) for s in settings])
         noise = _likelihood(common, len(settings))
-        model = build_network(self.layers, common, x.shape[-1], noise.num_features, len(settings))
+        model = build_network(self.layers, settings, x.shape[-1], noise.num_features)
         _reset(model, seed)
         config = _fit_config(common, x.shape[-2], seed, factor)
         balanced = noise
@@ -135,28 +135,29 @@ class FittedNetwork:
 
 
 def build_network(
-    layers: str, settings: Settings, in_features: int, out_features: int, num_replicas: int
+    layers: str, settings: Sequence[Settings], in_features: int, out_features: int
 ) -> nn.Sequential:
-    """Build R networks of ``depth`` hidden layers of ``width`` units.
+    """Build R networks of ``depth`` hidden layers of ``width`` units, each with its ``dropout``.
 
     ``features`` is ``"relu"`` (the paper's network) or ``"sine"``: the inputs are tiled up to the
     width and the first activation is a sine.
     """
     hidden, last = _LAYERS[layers]
-    width, depth = int(settings["width"]), int(settings["depth"])
-    rate = float(settings.get("dropout", 0.0))
-    place = {"batch_shape": (num_replicas,), "device": None, "dtype": None}
+    common, replicas = settings[0], (len(settings),)
+    width, depth = int(common["width"]), int(common["depth"])
+    rates = torch.tensor([float(each.get("dropout", 0.0)) for each in settings])
+    place = {"batch_shape": replicas, "device": None, "dtype": None}
     modules: list[nn.Module] = []
     before = in_features
-    sine = settings.get("features") == "sine"
+    sine = common.get("features") == "sine"
     if sine:
         modules.append(Tile(in_features, width))
         before = width
     for k in range(depth):
         modules.append(hidden(before, width, **place))  # type: ignore[arg-type]
         modules.append(Sine() if sine and k == 0 else nn.ReLU())
-        if rate:
-            modules.append(MCDropout(rate, batch_shape=(num_replicas,)))
+        if rates.any():
+            modules.append(MCDropout(rates, batch_shape=replicas))
         before = width
     modules.append(last(before, out_features, **place))  # type: ignore[arg-type]
     return nn.Sequential(*modules)

@@ -58,7 +58,9 @@ class PointLinear(BayesianLayer):
 
     def kl(self) -> Tensor:
         """Return ``½ ‖W‖²``, shape ``batch_shape``."""
-        return 0.5 * self.weight.square().sum((-2, -1))
+        weight = self.weight.flatten(-2)
+        square = torch.linalg.vecdot(weight, weight.detach())  # gradient W, that of ½ ‖W‖²
+        return square - 0.5 * square.detach()
 
 
 @final
