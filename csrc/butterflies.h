@@ -153,12 +153,10 @@ static size_t NAME(low_levels)(const T *src, T *dst, size_t size) {
   return BLOCK;
 }
 
-/* Ask for n / 4 cache lines of the row to come, if there is one. A pass takes n vectors at a time,
- * so the two passes of a row of common length ask for the whole next row while they run in cache
- * and memory would have nothing to do. */
-#define ASK_AHEAD(n)                                                                         \
-  if (*coming)                                                                               \
-    for (int line = 0; line < n / 4; ++line, *coming += 64) __builtin_prefetch(*coming, 0, 2);
+/* Ask for n / 4 cache lines of the row to come: two passes of a row of common length, which take n
+ * vectors at a time, ask for all of it while they run in cache and memory has nothing to do. */
+#define ASK_AHEAD(n) \
+  for (int line = 0; line < n / 4; ++line, coming += 64) __builtin_prefetch(coming, 0, 2);
 #define TOP_LEVELS(n) \
   EACH_##n(GET) LOWER_PAIRS_##n(SPREAD_PAIR) LAST_PAIRS_##n(SCALED_PAIR)
 #define PUT_LINE(i)                                       \
@@ -167,15 +165,25 @@ static size_t NAME(low_levels)(const T *src, T *dst, size_t size) {
 
 /* log2(radix) levels at once, entries `stride` apart, over every group of radix * stride. */
 #define DEFINE_PASS(n)                                                                         \
-  static void NAME(pass_##n)(T * x, size_t size, size_t stride, const char **coming) {         \
+  INLINE const char *NAME(levels_##n)(T * x, size_t size, size_t stride, const char *coming) { \
     for (size_t group = 0; group < size; group += n * stride)                                  \
       for (size_t j = group; j < group + stride; j += LANES) {                                 \
         const T *src = x + j;                                                                  \
         T *dst = x + j;                                                                        \
         V r[n];                                                                                \
-        ASK_AHEAD(n)                                                                           \
+        if (coming) {                                                                          \
+          ASK_AHEAD(n)                                                                         \
+        }                                                                                      \
         EACH_##n(GET) PAIRS_##n(SPREAD_PAIR) EACH_##n(PUT)                                     \
       }                                                                                        \
+    return coming;                                                                             \
+  }                                                                                            \
+  static void NAME(pass_##n)(T * x, size_t size, size_t stride) {                              \
+    NAME(levels_##n)(x, size, stride, NULL);                                                   \
+  }                                                                                            \
+  /* The same, asking for what is at `coming`; returns what is to be asked for next. */        \
+  static const char *NAME(asking_pass_##n)(T * x, size_t size, size_t stride, const char *coming) { \
+    return NAME(levels_##n)(x, size, stride, coming);                                          \
   }                                                                                            \
   /* The top pass of a row: columns [begin, end) of the one group; scales the result. */       \
   static void NAME(top_pass_##n)(T * x, size_t stride, size_t begin, size_t end, T scale) {    \
@@ -189,7 +197,7 @@ static size_t NAME(low_levels)(const T *src, T *dst, size_t size) {
   }                                                                                            \
   /* The same for all columns, from x to `out` around the cache: two vectors of each part at a \
    * time, so that whole lines are written at once. */                                         \
-  static void NAME(top_around_##n)(T * x, T * out, size_t stride, T scale, const char **coming) { \
+  static void NAME(top_around_##n)(T * x, T * out, size_t stride, T scale, const char *coming) { \
     const V scales = (V){0} + scale;                                                           \
     for (size_t j = 0; j < stride; j += 2 * LANES) {                                           \
       const T *src = x + j;                                                                    \
@@ -213,10 +221,17 @@ INLINE size_t NAME(next_radix)(size_t done, size_t size) {
 }
 
 /* Levels done .. done * radix - 1 in place, for every group of the row. */
-INLINE void NAME(pass)(T *x, size_t size, size_t stride, size_t radix, const char **coming) {
-  if (radix == 2) NAME(pass_2)(x, size, stride, coming);
-  if (radix == 4) NAME(pass_4)(x, size, stride, coming);
-  if (radix == 8) NAME(pass_8)(x, size, stride, coming);
+INLINE void NAME(pass)(T *x, size_t size, size_t stride, size_t radix) {
+  if (radix == 2) NAME(pass_2)(x, size, stride);
+  if (radix == 4) NAME(pass_4)(x, size, stride);
+  if (radix == 8) NAME(pass_8)(x, size, stride);
+}
+
+INLINE const char *NAME(asking_pass)(T *x, size_t size, size_t stride, size_t radix,
+                                     const char *coming) {
+  if (radix == 2) return NAME(asking_pass_2)(x, size, stride, coming);
+  if (radix == 4) return NAME(asking_pass_4)(x, size, stride, coming);
+  return NAME(asking_pass_8)(x, size, stride, coming);
 }
 
 INLINE void NAME(top_pass)(T *x, size_t stride, size_t radix, size_t begin, size_t end, T scale) {
@@ -226,7 +241,7 @@ INLINE void NAME(top_pass)(T *x, size_t stride, size_t radix, size_t begin, size
 }
 
 INLINE void NAME(top_around)(T *x, T *out, size_t stride, size_t radix, T scale,
-                             const char **coming) {
+                             const char *coming) {
   if (radix == 2) NAME(top_around_2)(x, out, stride, scale, coming);
   if (radix == 4) NAME(top_around_4)(x, out, stride, scale, coming);
   if (radix == 8) NAME(top_around_8)(x, out, stride, scale, coming);
@@ -256,35 +271,38 @@ static void NAME(tiny_rows)(const T *src, T *dst, size_t rows, size_t size, T sc
   }
 }
 
-/* One row of at least BLOCK entries, H(src) * scale -> dst (dst may be src). With `scratch` the
- * passes run there and the result goes to dst around the cache, while the next row, at `coming`
- * or NULL, is on its way. */
-static void NAME(long_row)(const T *src, T *dst, size_t size, T scale, T *scratch,
-                           const char *coming) {
+/* One row of at least BLOCK entries, H(src) * scale -> dst (dst may be src). */
+static void NAME(long_row)(const T *src, T *dst, size_t size, T scale) {
   if (size == BLOCK) {
-    SHORT_ROWS_BLOCK(src, dst, 1, scale, scratch != NULL);
+    SHORT_ROWS_BLOCK(src, dst, 1, scale, 0);
     return;
   }
   if (size > LEAF) {
     const size_t radix = size / LEAF < 8 ? size / LEAF : 8, part = size / radix;
-    for (size_t i = 0; i < radix; ++i)
-      NAME(long_row)(src + i * part, dst + i * part, part, 1, NULL, NULL);
+    for (size_t i = 0; i < radix; ++i) NAME(long_row)(src + i * part, dst + i * part, part, 1);
     NAME(top_pass)(dst, part, radix, 0, part, scale);
     return;
   }
-  T *work = scratch ? scratch : dst;
-  size_t done = NAME(low_levels)(src, work, size);
+  size_t done = NAME(low_levels)(src, dst, size);
   size_t radix = NAME(next_radix)(done, size);
   for (; done * radix < size; done *= radix, radix = NAME(next_radix)(done, size))
-    NAME(pass)(work, size, done, radix, &coming);
-  if (scratch) {
-    NAME(top_around)(work, dst, done, radix, scale, &coming);
-  } else {
-    NAME(top_pass)(work, done, radix, 0, done, scale);
-  }
+    NAME(pass)(dst, size, done, radix);
+  NAME(top_pass)(dst, done, radix, 0, done, scale);
 }
 
-/* Contiguous rows of any size. `scratch` (size entries) or NULL as in long_row. */
+/* One row of 4 BLOCK to LEAF entries: the passes run in `scratch`, the result goes to dst around the
+ * cache, and meanwhile the row at `next` is on its way. */
+static void NAME(row_around)(const T *src, T *dst, size_t size, T scale, T *scratch, const T *next) {
+  const char *coming = (const char *)next;
+  size_t done = NAME(low_levels)(src, scratch, size);
+  size_t radix = NAME(next_radix)(done, size);
+  for (; done * radix < size; done *= radix, radix = NAME(next_radix)(done, size))
+    coming = NAME(asking_pass)(scratch, size, done, radix, coming);
+  NAME(top_around)(scratch, dst, done, radix, scale, coming);
+}
+
+/* Contiguous rows of any size. With `scratch` (size entries, at most LEAF) results go around the
+ * cache. */
 static void NAME(rows)(const void *from, void *to, size_t rows, size_t size, double factor,
                        void *scratch) {
   const T *src = from;
@@ -309,16 +327,20 @@ static void NAME(rows)(const void *from, void *to, size_t rows, size_t size, dou
     NAME(double_rows)(src, dst, rows, scale, around);
     return;
   }
-  for (size_t row = 0; row < rows; ++row)
-    NAME(long_row)(src + row * size, dst + row * size, size, scale, scratch,
-                   scratch && row + 1 < rows ? (const char *)(src + (row + 1) * size) : NULL);
+  for (size_t row = 0; row < rows; ++row, src += size, dst += size) {
+    if (around) {
+      NAME(row_around)(src, dst, size, scale, scratch, row + 1 < rows ? src + size : src);
+    } else {
+      NAME(long_row)(src, dst, size, scale);
+    }
+  }
 }
 
 /* A share of one long row split in eight parts: first the parts, then (second phase) the columns
  * of the top pass. Used to spread a single row over threads. */
 static void NAME(row_part)(const void *from, void *to, size_t size, size_t part) {
   const size_t at = part * (size / 8);
-  NAME(long_row)((const T *)from + at, (T *)to + at, size / 8, 1, NULL, NULL);
+  NAME(long_row)((const T *)from + at, (T *)to + at, size / 8, 1);
 }
 static void NAME(row_columns)(void *to, size_t size, size_t begin, size_t end, double scale) {
   NAME(top_pass)(to, size / 8, 8, begin, end, (T)scale);

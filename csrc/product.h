@@ -230,10 +230,9 @@ INLINE size_t NAME(top_radix)(size_t size) {
 
 /* The levels between a register block and the top, in place. */
 INLINE void NAME(middle_levels)(T *work, size_t size, size_t top) {
-  const char *coming = NULL;
   for (size_t done = BLOCK; done * top < size;) {
     const size_t radix = NAME(next_radix)(done, size / top);
-    NAME(pass)(work, size, done, radix, &coming);
+    NAME(pass)(work, size, done, radix);
     done *= radix;
   }
 }

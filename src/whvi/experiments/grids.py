@@ -53,11 +53,15 @@ def _whvi(size: DataSize) -> tuple[Settings, ...]:
 
 
 def _whvi_best(size: DataSize) -> tuple[Settings, ...]:
-    """Candidates of ``whvi`` and wide ones."""
+    """Candidates of ``whvi`` and wide ones.
+
+    On few rows the three with varying noise and one with constant noise (β = 0.6), on many all but
+    the one with varying noise and β = 0.6.
+    """
     narrow = _whvi(size)
     if size.num_rows < _LARGE:
-        return (*(narrow[i] for i in (3, 4, 5, 0)), _wide_small(0.1), _wide_small(0.2))
-    return (*(narrow[i] for i in (0, 1, 2, 4, 5)), _wide(size))
+        return (*narrow[3:], narrow[0], _wide_small(0.1), _wide_small(0.2))
+    return (*narrow[:3], *narrow[4:], _wide(size))
 
 
 def _wide_small(beta: float) -> Settings:

@@ -74,6 +74,7 @@ def _transform(x: Tensor, normalize: bool) -> Tensor:
         compiling = torch.compiler.is_compiling() and not torch.compiler.is_exporting()
         use_operator = compiling and kernel is not None and x.device.type == "cpu"
         return _operator(x, normalize) if use_operator else fwht_plain(x, normalize)
+    # ignored below: torch does not annotate apply()
     if is_transformed():
         return _Composable.apply(x, normalize)  # type: ignore[no-untyped-call, no-any-return]
     if not kernel_takes(x):
