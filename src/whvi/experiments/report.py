@@ -147,8 +147,7 @@ def _score_cell(row: SummaryRow | None, score: str, best: float, splits: int) ->
     if row is None:
         return ""
     mean = row[f"{score}_mean"]
-    both = (_number(value, row["dataset"], score) for value in (mean, _se(row, score)))
-    text = " ± ".join(both)
+    text = _with_error(mean, _se(row, score), row["num_splits"], row["dataset"], score)
     if row["num_splits"] < splits:
         return f"{text} ({row['num_splits']})"
     return f"**{text}**" if mean == best else text
@@ -162,7 +161,7 @@ def _paired(reference: str, pairs: Sequence[Pair]) -> str:
         for score in SCORES:
             difference = pair.differences[score]
             both = (difference.mean, difference.standard_error)
-            cells.append(" ± ".join(_number(value, pair.dataset, score) for value in both))
+            cells.append(_with_error(*both, pair.num_splits, pair.dataset, score))
             cells.append(_in_standard_errors(*both))
         lines.append(cells)
     return (
@@ -253,12 +252,18 @@ def _notes() -> str:
 
 # Numbers and cells -------------------------------------------------------------------------------
 
-_DECIMALS = {"naval": 5, "kin8nm": 4}
+_DECIMALS = {"naval": 6, "kin8nm": 4}
 
 
 def _number(value: float, dataset: str, score: str) -> str:
     decimals = _DECIMALS.get(dataset, 3) if score == "rmse" else 3
     return f"{value:.{decimals}f}".replace("-", "−")
+
+
+def _with_error(mean: float, error: float, num_splits: int, dataset: str, score: str) -> str:
+    """``mean ± standard error``; one split has no error."""
+    values = (mean, error) if num_splits > 1 else (mean,)
+    return " ± ".join(_number(value, dataset, score) for value in values)
 
 
 def _in_standard_errors(difference: float, standard_error: float) -> str:
