@@ -73,6 +73,12 @@ DEFINE_IN_REGISTERS(8)
 DEFINE_IN_REGISTERS(16)
 #endif
 
+/* Of a vector that holds several rows of n entries: all levels of each. */
+#define LEVELS_BELOW_1(r)
+#define LEVELS_BELOW_2(r) r[0] = LANE_1(r[0])
+#define LEVELS_BELOW_4(r) r[0] = LANE_2(LANE_1(r[0]))
+#define LEVELS_BELOW_8(r) r[0] = LANE_4(LANE_2(LANE_1(r[0])))
+
 #if NREG == 16
 #define SHORT_ROWS_BLOCK NAME(short_rows_16)
 #define IN_REGISTERS_BLOCK NAME(in_registers_16)

@@ -99,36 +99,59 @@ typedef struct {
 #define GET_GRAD(i) r[i] = LOAD(grad + PLACE(i)) * LOAD(s1 + PLACE(i));
 #define GRAD_OF_G(i) d[i] = u[i] * v[i] * norm;
 
-#define DEFINE_SHORT_PRODUCT(n)                                                                 \
-  static void NAME(short_forward_##n)(const NAME(operands) * p, T norm, T *y) {                 \
+/* LEVELS runs the levels of H on r. */
+#define DEFINE_SHORT_PRODUCT(n, name, LEVELS)                                                   \
+  static void NAME(name##_forward)(const NAME(operands) * p, T norm, T *y) {                    \
     const size_t at = 0, stride = LANES;                                                        \
     OPEN_OPERANDS(p)                                                                            \
     V r[n];                                                                                     \
-    EACH_##n(GET_X) NAME(in_registers_##n)(r);                                                  \
-    EACH_##n(TIMES_G) NAME(in_registers_##n)(r);                                                \
+    EACH_##n(GET_X) LEVELS(r);                                                                  \
+    EACH_##n(TIMES_G) LEVELS(r);                                                                \
     TAKE_Y(EACH_##n)                                                                            \
   }                                                                                             \
-  static void NAME(short_backward_##n)(const NAME(operands) * p, T norm, const T *grad,         \
-                                       const NAME(gradients) * q) {                             \
+  static void NAME(name##_backward)(const NAME(operands) * p, T norm, const T *grad,            \
+                                    const NAME(gradients) * q) {                                \
     const size_t at = 0, stride = LANES;                                                        \
     OPEN_OPERANDS(p)                                                                            \
     OPEN_GRADIENTS(q)                                                                           \
     V r[n], u[n], v[n], d[n];                                                                   \
-    EACH_##n(GET_X) NAME(in_registers_##n)(r);                                                  \
-    EACH_##n(KEEP_U) EACH_##n(GET_GRAD) NAME(in_registers_##n)(r);                              \
+    EACH_##n(GET_X) LEVELS(r);                                                                  \
+    EACH_##n(KEEP_U) EACH_##n(GET_GRAD) LEVELS(r);                                              \
     EACH_##n(KEEP_V) EACH_##n(GRAD_OF_G) TAKE_GRAD_G(EACH_##n)                                  \
-    EACH_##n(T_OF_U) NAME(in_registers_##n)(r);                                                 \
+    EACH_##n(T_OF_U) LEVELS(r);                                                                 \
     TAKE_GRAD_S1(EACH_##n)                                                                      \
-    EACH_##n(W_OF_V) NAME(in_registers_##n)(r);                                                 \
+    EACH_##n(W_OF_V) LEVELS(r);                                                                 \
     TAKE_GRAD_X(EACH_##n)                                                                       \
   }
-DEFINE_SHORT_PRODUCT(1)
-DEFINE_SHORT_PRODUCT(2)
-DEFINE_SHORT_PRODUCT(4)
-DEFINE_SHORT_PRODUCT(8)
+DEFINE_SHORT_PRODUCT(1, short_1, NAME(in_registers_1))
+DEFINE_SHORT_PRODUCT(2, short_2, NAME(in_registers_2))
+DEFINE_SHORT_PRODUCT(4, short_4, NAME(in_registers_4))
+DEFINE_SHORT_PRODUCT(8, short_8, NAME(in_registers_8))
 #if NREG == 16
-DEFINE_SHORT_PRODUCT(16)
+DEFINE_SHORT_PRODUCT(16, short_16, NAME(in_registers_16))
 #endif
+
+/* Blocks of 1, 2, 4 or 8 entries, so many that they fill a vector: the entries of x are repeated
+ * for every block, and its gradients come one for every repetition. */
+DEFINE_SHORT_PRODUCT(1, packed_1, LEVELS_BELOW_1)
+DEFINE_SHORT_PRODUCT(1, packed_2, LEVELS_BELOW_2)
+DEFINE_SHORT_PRODUCT(1, packed_4, LEVELS_BELOW_4)
+DEFINE_SHORT_PRODUCT(1, packed_8, LEVELS_BELOW_8)
+
+static void NAME(packed_forward)(const NAME(operands) * p, size_t size, T norm, T *y) {
+  if (size == 1) NAME(packed_1_forward)(p, norm, y);
+  if (size == 2) NAME(packed_2_forward)(p, norm, y);
+  if (size == 4) NAME(packed_4_forward)(p, norm, y);
+  if (size == 8) NAME(packed_8_forward)(p, norm, y);
+}
+
+static void NAME(packed_backward)(const NAME(operands) * p, size_t size, T norm, const T *grad,
+                                  const NAME(gradients) * q) {
+  if (size == 1) NAME(packed_1_backward)(p, norm, grad, q);
+  if (size == 2) NAME(packed_2_backward)(p, norm, grad, q);
+  if (size == 4) NAME(packed_4_backward)(p, norm, grad, q);
+  if (size == 8) NAME(packed_8_backward)(p, norm, grad, q);
+}
 
 /* ---- longer rows in pieces of a register block -------------------------------------------- */
 
@@ -313,12 +336,12 @@ static void NAME(row_forward)(const NAME(operands) * p, size_t size, T norm, T *
     return;
   }
   switch (size / LANES) {
-    case 1: NAME(short_forward_1)(p, norm, out); return;
-    case 2: NAME(short_forward_2)(p, norm, out); return;
-    case 4: NAME(short_forward_4)(p, norm, out); return;
-    case 8: NAME(short_forward_8)(p, norm, out); return;
+    case 1: NAME(short_1_forward)(p, norm, out); return;
+    case 2: NAME(short_2_forward)(p, norm, out); return;
+    case 4: NAME(short_4_forward)(p, norm, out); return;
+    case 8: NAME(short_8_forward)(p, norm, out); return;
 #if NREG == 16
-    case 16: NAME(short_forward_16)(p, norm, out); return;
+    case 16: NAME(short_16_forward)(p, norm, out); return;
 #endif
     default: NAME(long_forward)(p, size, norm, work, out);
   }
@@ -332,12 +355,12 @@ static void NAME(row_backward)(const NAME(operands) * p, size_t size, T norm, T 
     return;
   }
   switch (size / LANES) {
-    case 1: NAME(short_backward_1)(p, norm, grad, q); return;
-    case 2: NAME(short_backward_2)(p, norm, grad, q); return;
-    case 4: NAME(short_backward_4)(p, norm, grad, q); return;
-    case 8: NAME(short_backward_8)(p, norm, grad, q); return;
+    case 1: NAME(short_1_backward)(p, norm, grad, q); return;
+    case 2: NAME(short_2_backward)(p, norm, grad, q); return;
+    case 4: NAME(short_4_backward)(p, norm, grad, q); return;
+    case 8: NAME(short_8_backward)(p, norm, grad, q); return;
 #if NREG == 16
-    case 16: NAME(short_backward_16)(p, norm, grad, q); return;
+    case 16: NAME(short_16_backward)(p, norm, grad, q); return;
 #endif
     default: NAME(long_backward)(p, size, norm, work, grad, q);
   }

@@ -7,24 +7,42 @@
 
 typedef struct {
   T *work, *x, *y, *g, *sum_x, *eps, *scales; /* scratch rows, NULL where not needed */
+  T *repeated_x, *repeated_grad;              /* vectors, with packed blocks */
   const T *scale;                             /* of block 0; the next block is scale_k away */
   int64_t scale_k;
   int64_t r, s, problem, begin, end;
 } NAME(task);
+
+/* Blocks that a vector holds, if they are shorter than it. */
+#define PACK(a) ((int64_t)LANES / (a)->size)
+
+/* How many blocks, from the first, are packed into vectors: of those that lie side by side and are
+ * whole in the output, as many as fill vectors. */
+INLINE int64_t NAME(packed_blocks)(const Product *a) {
+  const int64_t size = a->size;
+  const int apart = a->s1_k != size || a->s2_k != size || a->g_k != size || a->y_k != size;
+  if (size >= (int64_t)LANES || apart) return 0;
+  const int64_t whole = a->out_features / size;
+  return (whole < a->blocks ? whole : a->blocks) / PACK(a) * PACK(a);
+}
 
 /* Lay scratch rows out from `memory` on; returns how many entries they take. A long row wants as
  * little as possible: memory that is mapped afresh at every call costs more than the arithmetic. */
 static size_t NAME(lay_out)(const Product *a, T *memory, NAME(task) * t) {
   const size_t size = (size_t)a->size, width = size * (size_t)a->blocks;
   const int padded = a->in_features < a->size, trimmed = a->out_features % a->size != 0;
-  T **const rows[] = {&t->work, &t->x, &t->y, &t->g, &t->sum_x, &t->eps, &t->scales};
+  const size_t vector = NAME(packed_blocks)(a) ? LANES : 0;
+  T **const rows[] = {&t->work, &t->x,      &t->y,          &t->g,            &t->sum_x,
+                      &t->eps,  &t->scales, &t->repeated_x, &t->repeated_grad};
   const size_t wanted[] = {2 * size,
                            padded ? size : 0,
                            trimmed ? size : 0,
-                           a->scale ? size : 0,
+                           a->scale ? (vector ? vector : size) : 0,
                            padded || !a->grad_x ? size : 0,
                            a->scale && !a->eps ? width : 0,
-                           a->log_scale ? width : 0};
+                           a->log_scale ? width : 0,
+                           vector,
+                           vector};
   size_t used = 0;
   for (size_t i = 0; i < sizeof wanted / sizeof *wanted; used += wanted[i++])
     *rows[i] = memory && wanted[i] ? memory + used : NULL;
@@ -84,14 +102,15 @@ INLINE T *NAME(noise_of_row)(const Product *a, const NAME(task) * t, int64_t n) 
   return t->eps;
 }
 
-/* g of row n and block k. */
-INLINE const T *NAME(gain)(const Product *a, const NAME(task) * t, int64_t n, int64_t k, const T *eps) {
+/* g of row n and `count` entries from block k on. */
+INLINE const T *NAME(gain)(const Product *a, const NAME(task) * t, int64_t n, int64_t k,
+                           int64_t count, const T *eps) {
   const int64_t at = t->r * a->g_r + t->s * a->g_s + n * a->g_n + k * a->g_k;
   const T *mean = (const T *)a->g + at;
   if (!a->scale) return mean;
   const T *scale = t->scale + k * t->scale_k;
   const T *noise = eps + k * a->size;
-  for (int64_t i = 0; i < a->size; ++i) t->g[i] = mean[i] + scale[i] * noise[i];
+  for (int64_t i = 0; i < count; ++i) t->g[i] = mean[i] + scale[i] * noise[i];
   return t->g;
 }
 
@@ -104,9 +123,23 @@ INLINE NAME(operands) NAME(operands_of)(const Product *a, const NAME(task) * t, 
   return p;
 }
 
+/* x once for every block of a vector. */
+INLINE void NAME(repeat)(const Product *a, const T *x, T *vector) {
+  for (int64_t i = 0; i < (int64_t)LANES; ++i) vector[i] = x[i & (a->size - 1)];
+}
+
+/* The sum over the blocks of a vector. */
+INLINE void NAME(fold)(const Product *a, const T *vector, T *x) {
+  for (int64_t i = 0; i < a->size; ++i) {
+    x[i] = vector[i];
+    for (int64_t j = i + a->size; j < (int64_t)LANES; j += a->size) x[i] += vector[j];
+  }
+}
+
 static void NAME(forward_task)(const Product *a, int64_t index, void *memory) {
   NAME(task) t = NAME(open_task)(a, index, memory);
   const T norm = (T)(1.0 / (double)a->size);
+  const int64_t packed = NAME(packed_blocks)(a);
   if (a->scale && a->eps) {
     const int64_t width = a->blocks * a->size, first = (t.problem * a->rows + t.begin) * width;
     NORMALS(a->seed, (uint64_t)first, (size_t)((t.end - t.begin) * width), (T *)a->eps + first);
@@ -114,10 +147,17 @@ static void NAME(forward_task)(const Product *a, int64_t index, void *memory) {
   for (int64_t n = t.begin; n < t.end; ++n) {
     const T *x = NAME(input_row)(a, &t, n);
     const T *eps = a->scale ? NAME(noise_of_row)(a, &t, n) : NULL;
-    for (int64_t k = 0; k < a->blocks; ++k) {
+    if (packed) NAME(repeat)(a, x, t.repeated_x);
+    for (int64_t k = 0; k < packed; k += PACK(a)) {
+      const T *g = NAME(gain)(a, &t, n, k, LANES, eps);
+      NAME(operands) p = NAME(operands_of)(a, &t, k, t.repeated_x, g);
+      p.bias = a->bias ? (const T *)a->bias + t.r * a->bias_r + k * a->size : NULL;
+      NAME(packed_forward)(&p, (size_t)a->size, norm, NAME(output)(a, &t, n, k));
+    }
+    for (int64_t k = packed; k < a->blocks; ++k) {
       const int64_t width = NAME(width)(a, k);
       const T *bias = a->bias ? (const T *)a->bias + t.r * a->bias_r + k * a->size : NULL;
-      NAME(operands) p = NAME(operands_of)(a, &t, k, x, NAME(gain)(a, &t, n, k, eps));
+      NAME(operands) p = NAME(operands_of)(a, &t, k, x, NAME(gain)(a, &t, n, k, a->size, eps));
       T *y = NAME(output)(a, &t, n, k);
       if (width == a->size) {
         p.bias = bias;
@@ -157,16 +197,27 @@ INLINE NAME(gradients) NAME(gradients_of)(const Product *a, const NAME(task) * t
 static void NAME(backward_task)(const Product *a, int64_t index, void *memory) {
   NAME(task) t = NAME(open_task)(a, index, memory);
   const T norm = (T)(1.0 / (double)a->size);
-  const int64_t size = a->size, in = a->in_features;
+  const int64_t size = a->size, in = a->in_features, packed = NAME(packed_blocks)(a);
   for (int kind = 0; kind < NUM_SUMS; ++kind)
     if (a->wanted[kind])
       memset(NAME(sum_of)(a, index, kind, 0), 0, (size_t)(a->blocks * size) * sizeof(T));
   for (int64_t n = t.begin; n < t.end; ++n) {
     const T *x = NAME(input_row)(a, &t, n);
     const T *eps = a->scale ? NAME(noise_of_row)(a, &t, n) : NULL;
-    for (int64_t k = 0; k < a->blocks; ++k) {
+    if (packed) NAME(repeat)(a, x, t.repeated_x);
+    for (int64_t k = 0; k < packed; k += PACK(a)) {
+      const T *g = NAME(gain)(a, &t, n, k, LANES, eps);
+      const NAME(operands) p = NAME(operands_of)(a, &t, k, t.repeated_x, g);
+      NAME(gradients) q = NAME(gradients_of)(a, &t, index, n, k, eps);
+      T *const into_x = q.x;
+      q.x = t.repeated_grad;
+      NAME(packed_backward)(&p, (size_t)size, norm, NAME(output)(a, &t, n, k), &q);
+      if (k + PACK(a) == packed) NAME(fold)(a, t.repeated_grad, into_x);
+    }
+    for (int64_t k = packed; k < a->blocks; ++k) {
       const int64_t width = NAME(width)(a, k);
-      const NAME(operands) p = NAME(operands_of)(a, &t, k, x, NAME(gain)(a, &t, n, k, eps));
+      const NAME(operands) p =
+          NAME(operands_of)(a, &t, k, x, NAME(gain)(a, &t, n, k, a->size, eps));
       const NAME(gradients) q = NAME(gradients_of)(a, &t, index, n, k, eps);
       const T *grad = NAME(output)(a, &t, n, k);
       if (width < size) grad = memcpy(t.y, grad, (size_t)width * sizeof(T));

@@ -82,6 +82,41 @@ def test_fresh_g_for_every_row(
     assert_equal_with_gradients(actual, expected, [x, s1, mean, log_scale, s2, bias])
 
 
+SMALL_BLOCKS = [(2, 2), (2, 5), (2, 37), (3, 21), (4, 34), (4, 128), (7, 70), (8, 104)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
+@pytest.mark.parametrize("sizes", SMALL_BLOCKS)
+@pytest.mark.parametrize("noisy", [False, True])
+def test_blocks_that_share_a_vector(
+    instruction_set: str, sizes: tuple[int, int], noisy: bool, dtype: torch.dtype
+) -> None:
+    """Many blocks shorter than a vector, with leftover and trimmed ones, against float64."""
+    plan, rows = BlockPlan.for_shape(*sizes), (2, 70)  # more than one chunk of rows
+    s1, s2, bias = operands(plan, (2,))
+    x = normal(*rows, sizes[0], seed=5).requires_grad_()
+    mean, log_scale = (normal(2, *plan.vector_shape, seed=s).requires_grad_() for s in (6, 7))
+    wanted = [x, s1, mean, s2, bias] + ([log_scale] if noisy else [])
+    low = {id(t): t.detach().to(dtype).requires_grad_() for t in [*wanted, log_scale]}
+    low_x, low_s1, low_mean, low_s2, low_bias = (low[id(t)] for t in (x, s1, mean, s2, bias))
+    seed = draw_seed(seeded(3))
+    if noisy:
+        fresh = (low_mean, low[id(log_scale)])
+        actual = noisy_block_linear(low_x, low_s1, fresh, low_s2, low_bias, plan, seed)
+        noise = normal_from_seed((*rows, *plan.vector_shape), seed, dtype=dtype).double()
+        g = mean.unsqueeze(1) + log_scale.exp().unsqueeze(1) * noise
+    else:
+        actual = block_linear(low_x, low_s1, low_mean, low_s2, low_bias, plan)
+        g = mean.unsqueeze(1)
+    expected = reference(x, s1, g, s2, bias, plan)
+    upstream = normal(*expected.shape, seed=9)
+    found = torch.autograd.grad(actual, [low[id(t)] for t in wanted], upstream.to(dtype))
+    right = torch.autograd.grad(expected, wanted, upstream)
+    for one, other in zip((actual, *found), (expected, *right), strict=True):
+        error = (one - other).abs().max() / other.abs().max()
+        assert error <= 64 * torch.finfo(dtype).eps
+
+
 def test_sizes_are_found_without_floats() -> None:
     """A logarithm in floats errs near powers of two: 2**49 + 1 already rounds to 2**49."""
     for exponent in range(1, 62):
