@@ -7,9 +7,15 @@ from tests.experiments.conftest import tiny
 from torch import nn
 
 from whvi import MCDropout, draw_functions, elbo
+from whvi.errors import NumericalError
 from whvi.experiments.grids import METHODS
 from whvi.experiments.methods.networks import build_network
-from whvi.experiments.methods.parts import NormalScores, PointLinear, TemperedLikelihood
+from whvi.experiments.methods.parts import (
+    NormalScores,
+    PointLinear,
+    TemperedLikelihood,
+    train_finite,
+)
 from whvi.functions import mean_function
 from whvi.likelihoods import Gaussian
 
@@ -25,6 +31,28 @@ def test_point_linear_is_torch_linear_per_replica(generator: torch.Generator) ->
     single = PointLinear(3, 2)
     expected = nn.functional.linear(x, single.weight.T, single.bias)
     assert torch.allclose(single(x), expected, atol=1e-6)
+
+
+@pytest.mark.parametrize(("largest", "tried"), [(1, [1]), (0.5, [1, 0.3]), (0.2, [1, 0.3, 0.1])])
+def test_training_that_leaves_the_numbers_starts_again(largest: float, tried: list[float]) -> None:
+    seen = []
+
+    def train(factor: float) -> float:
+        seen.append(factor)
+        if factor > largest:
+            raise NumericalError("too fast")
+        return factor
+
+    assert train_finite(train) == tried[-1]
+    assert seen == tried
+
+
+def test_training_that_is_never_finite_says_so() -> None:
+    def train(factor: float) -> float:
+        raise NumericalError(f"not finite at {factor}")
+
+    with pytest.raises(NumericalError, match=r"0\.1"):
+        train_finite(train)
 
 
 def test_the_penalty_of_plain_weights_is_half_their_square() -> None:

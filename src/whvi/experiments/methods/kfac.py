@@ -9,7 +9,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from whvi.errors import NumericalError
+from whvi.experiments.methods.parts import train_finite
 from whvi.experiments.methods.protocol import DataSize, Settings
 from whvi.experiments.noisy_kfac import (
     MatrixGaussianNetwork,
@@ -22,7 +22,6 @@ from whvi.predictive import Predictive
 from whvi.training.seeds import seeded_generator
 
 _VALUES_AT_ONCE = 1 << 23  # of a hidden layer in prediction: 32 MB
-_RETRIES = (1.0, 0.3, 0.1)  # factors on the learning rate if training leaves the finite numbers
 
 
 @final
@@ -46,13 +45,7 @@ class NoisyKFACMethod:
 
     def fit(self, settings: Sequence[Settings], x: Tensor, y: Tensor, *, seed: int) -> FittedKFAC:
         """Train R networks in one pass; ``settings`` differ in ``per_replica`` only."""
-        for factor in _RETRIES:
-            try:
-                return _fit(settings, x, y, seed=seed, factor=factor)
-            except NumericalError:
-                if factor == _RETRIES[-1]:
-                    raise
-        raise AssertionError("unreachable")
+        return train_finite(lambda factor: _fit(settings, x, y, seed=seed, factor=factor))
 
 
 @final

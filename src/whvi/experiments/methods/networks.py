@@ -17,8 +17,12 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
-from whvi.errors import NumericalError
-from whvi.experiments.methods.parts import NormalScores, PointLinear, TemperedLikelihood
+from whvi.experiments.methods.parts import (
+    NormalScores,
+    PointLinear,
+    TemperedLikelihood,
+    train_finite,
+)
 from whvi.experiments.methods.protocol import DataSize, Settings
 from whvi.functions import draw_functions
 from whvi.layers import MCDropout, MeanFieldLinear, WHVILinear
@@ -40,7 +44,6 @@ _LAYERS: dict[str, tuple[LayerFactory, LayerFactory]] = {
     "plain": (PointLinear, PointLinear),
 }
 _VALUES_AT_ONCE = 1 << 23  # of the widest hidden layer in prediction: 32 MB
-_RETRIES = (1.0, 0.3, 0.1)  # factors on the learning rate if training leaves the finite numbers
 
 
 @final
@@ -74,13 +77,7 @@ class NetworkMethod:
         self, settings: Sequence[Settings], x: Tensor, y: Tensor, *, seed: int
     ) -> FittedNetwork:
         """Train R networks in one pass; ``settings`` differ in ``per_replica`` only."""
-        for factor in _RETRIES:
-            try:
-                return self._fit(settings, x, y, seed=seed, factor=factor)
-            except NumericalError:
-                if factor == _RETRIES[-1]:
-                    raise
-        raise AssertionError("unreachable")
+        return train_finite(lambda factor: self._fit(settings, x, y, seed=seed, factor=factor))
 
     def _fit(
         self, settings: Sequence[Settings], x: Tensor, y: Tensor, *, seed: int, factor: float

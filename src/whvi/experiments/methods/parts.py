@@ -3,14 +3,34 @@
 from __future__ import annotations
 
 import math
-from typing import Any, final
+from collections.abc import Callable
+from typing import Any, TypeVar, final
 
 import torch
 from torch import Tensor, nn
 
+from whvi.errors import NumericalError
 from whvi.layers.protocol import BayesianLayer
 from whvi.likelihoods import Likelihood
 from whvi.predictive import Predictive
+
+_Fitted = TypeVar("_Fitted")
+_SMALLER = (1.0, 0.3)  # factors on the learning rate, before the last one
+_SMALLEST = 0.1
+
+
+def train_finite(train: Callable[[float], _Fitted]) -> _Fitted:
+    """Call ``train(factor)`` with smaller factors on its learning rate until it stays finite.
+
+    Raises:
+        NumericalError: Not even a tenth of the rate is small enough.
+    """
+    for factor in _SMALLER:
+        try:
+            return train(factor)
+        except NumericalError:
+            continue
+    return train(_SMALLEST)
 
 
 @final
