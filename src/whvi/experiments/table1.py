@@ -140,7 +140,7 @@ def reproduce_table1(
     folder = Path(output)
     store = RecordStore(folder / "records.jsonl")
     work = Table1Work(str(folder / "choices.jsonl"), data_dir, quick, protocol)
-    units = plan_units(methods, numbers, seeds=seeds, chunk=_chunk)
+    units = plan_units(methods, numbers, seeds=seeds, chunk=chunk_size)
     run_units(units, work, store, jobs=jobs, shard=shard, progress=progress)
     write_report(store.read().values(), folder)
     return folder
@@ -154,7 +154,8 @@ def _split_numbers(name: str, splits: Sequence[int] | None, *, quick: bool) -> l
     return [k for k in splits if k in available]
 
 
-def _chunk(name: str) -> int:
+def chunk_size(name: str) -> int:
+    """Return how many splits of a data set train in one unit."""
     return 10 if CATALOGUE[name].num_rows >= _LARGE else 20
 
 
