@@ -85,3 +85,12 @@ def test_the_figure_has_a_panel_per_data_set_and_score(tmp_path: Path) -> None:
     assert draw_figure(RECORDS, tmp_path)
     svg = (tmp_path / "table1.svg").read_text()
     assert svg.count('id="axes_') == 4
+
+
+def test_errors_of_different_orders_have_a_logarithmic_axis(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    far = [record("whvi", "naval", 0, 1e-4, -7.0), record("noisy-kfac", "naval", 0, 0.07, -5.0)]
+    draw_figure(far, tmp_path)
+    assert "10^{-3}" in (tmp_path / "table1.svg").read_text()
+    draw_figure(RECORDS, tmp_path)
+    assert "10^{" not in (tmp_path / "table1.svg").read_text()

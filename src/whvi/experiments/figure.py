@@ -11,6 +11,7 @@ from whvi.experiments.records import Record
 from whvi.experiments.report import METHOD_ORDER
 
 _SCORES = ("rmse", "mnll")
+_WIDE = 20  # ratio of errors from which their axis is logarithmic
 _LABELS = {"rmse": "RMSE", "mnll": "MNLL (nats)"}
 
 
@@ -53,6 +54,9 @@ def _panel(
         axis.axhline(printed, color="black", linewidth=0.8, linestyle="--")
     axis.set_xlim(-0.5, len(methods) - 0.5)  # a method without dots keeps its place
     if score == "rmse":
+        shown = [r["rmse"] for r in records if r["dataset"] == dataset]
+        if max(shown) > _WIDE * min(shown) > 0:
+            axis.set_yscale("log")
         axis.set_title(dataset)
         axis.set_xticks([])
     else:
