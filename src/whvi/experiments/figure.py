@@ -11,7 +11,7 @@ from whvi.experiments.records import Record
 from whvi.experiments.report import METHOD_ORDER
 
 _SCORES = ("rmse", "mnll")
-_WIDE = 20  # ratio of errors from which their axis is logarithmic
+_WIDE = 50  # ratio of errors from which their axis is logarithmic
 _LABELS = {"rmse": "RMSE", "mnll": "MNLL (nats)"}
 
 
@@ -61,4 +61,4 @@ def _panel(
         axis.set_xticks([])
     else:
         axis.set_xticks(range(len(methods)), methods, rotation=90, fontsize=7)
-    axis.tick_params(axis="y", labelsize=7)
+    axis.tick_params(axis="y", which="both", labelsize=7)
