@@ -16,7 +16,7 @@ from torch.autograd.function import once_differentiable
 from whvi.fused import Operands, product_backward, product_forward
 from whvi.layers.blocks import prepared_call
 from whvi.layers.linear import MeanFieldLinear, RandomLinear, WHVILinear
-from whvi.layers.local import KERNEL_OUTPUTS, backward_in_kernel, forward_in_kernel
+from whvi.layers.local import KERNEL_OUTPUTS, local_backward, local_forward
 from whvi.layers.sines import Sine, Tile
 from whvi.layers.structured import StructuredWeight
 from whvi.noise import normal_from_seed
@@ -59,7 +59,7 @@ class _StructuredLink:
 
 @final
 class _DenseLink:
-    """``MeanFieldLinear`` of few outputs."""
+    """``MeanFieldLinear``."""
 
     def __init__(self, layer: MeanFieldLinear) -> None:
         posterior = cast(DiagonalGaussian, layer.weight.posterior)
@@ -68,16 +68,16 @@ class _DenseLink:
         self.random = (0, 1)
         self.prior = layer.weight.prior
         self._out_features = layer.out_features
+        self._in_kernel = layer.out_features <= KERNEL_OUTPUTS
 
     def forward(self, x: Tensor, sampler: LocalReparameterization) -> tuple[Tensor, Kept]:
         shape = (*x.shape[:-1], self._out_features)
         noise = normal_from_seed(shape, sampler.next_seed(), dtype=x.dtype)
         loc, log_scale, bias = self.parameters  # of these only the bias may be None
-        y, variance, spread = forward_in_kernel(x, loc, log_scale, bias, noise)  # type: ignore[arg-type]
-        return y, (x, loc, log_scale, bias, noise, variance, spread)
+        return local_forward(x, loc, log_scale, bias, noise, in_kernel=self._in_kernel)  # type: ignore[arg-type]
 
     def backward(self, kept: Kept, grad: Tensor, wants_x: bool) -> list[Tensor | None]:
-        return list(backward_in_kernel(kept, grad, wants_x))
+        return list(local_backward(kept, grad, wants_x, in_kernel=self._in_kernel))
 
 
 @final
@@ -176,9 +176,7 @@ def _link(module: nn.Module) -> Link | None:
     if isinstance(module, WHVILinear):
         column = cast(StructuredWeight, module.weight).plan.is_column
         return None if column else _StructuredLink(module)
-    if isinstance(module, MeanFieldLinear) and module.out_features <= KERNEL_OUTPUTS:
-        return _DenseLink(module)
-    return None
+    return _DenseLink(module) if isinstance(module, MeanFieldLinear) else None
 
 
 class _ChainFunction(torch.autograd.Function):

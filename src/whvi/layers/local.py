@@ -1,9 +1,9 @@
 r"""Local reparameterization of a dense Gaussian weight, as one autograd node.
 
 ``y = M x + b + (V x²)^{1/2} ε`` with ``V = σ²`` and one normal ``ε`` per output (Kingma et al.,
-2015). With ``ȳ`` the incoming gradient and ``r = ȳ ε / (2 s)``, ``s = (V x²)^{1/2}``:
-``M̄ = Σ ȳ xᵀ``, ``V̄ = Σ r (x²)ᵀ``, ``x̄ = Mᵀ ȳ + 2 x (Vᵀ r)``, ``b̄ = Σ ȳ``, and
-``∂/∂ log σ = 2 V V̄``.
+2015). With ``ȳ`` the incoming gradient and ``r = ȳ ε / s``, ``s = (V x²)^{1/2}``:
+``M̄ = Σ ȳ xᵀ``, ``x̄ = Mᵀ ȳ + x (Vᵀ r)``, ``b̄ = Σ ȳ``, and ``∂/∂ log σ = V Σ r (x²)ᵀ``, because
+``V̄`` is half of that sum and ``∂V/∂ log σ = 2 V``.
 """
 
 from __future__ import annotations
@@ -16,7 +16,10 @@ from torch import Tensor
 
 from whvi.transforms.backend import is_tracing, is_transformed, kernel, kernel_takes
 
-KERNEL_OUTPUTS = 4
+Kept = tuple[Any, ...]
+"""``x, loc, log_scale, bias, noise``, variances of the weights and spreads of the outputs."""
+
+KERNEL_OUTPUTS = 4  # up to here the number of operations is what costs, and the kernel is one
 
 
 def local_linear(
@@ -60,7 +63,7 @@ def _compose(
 
 
 class _LocalLinear(torch.autograd.Function):
-    """In the kernel for few outputs, where the number of operations is what costs."""
+    """The equations at the top of this file."""
 
     @staticmethod
     def forward(
@@ -69,23 +72,45 @@ class _LocalLinear(torch.autograd.Function):
         tensors = [t for t in (x, loc, log_scale, bias, noise) if t is not None]
         same = all(t.dtype is x.dtype and kernel_takes(t) for t in tensors)
         ctx.in_kernel = same and loc.shape[-2] <= KERNEL_OUTPUTS
-        run = forward_in_kernel if ctx.in_kernel else _forward_in_torch
-        y, variance, spread = run(x, loc, log_scale, bias, noise)
-        ctx.save_for_backward(x, loc, log_scale, bias, noise, variance, spread)
+        y, kept = local_forward(x, loc, log_scale, bias, noise, in_kernel=ctx.in_kernel)
+        ctx.save_for_backward(*kept)
         return y
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        x, loc, log_scale, bias, noise, variance, spread = ctx.saved_tensors
+        kept = ctx.saved_tensors
         if torch.is_grad_enabled():
+            x, loc, log_scale, bias, noise, *_ = kept
             inputs = [t for t in (x, loc, log_scale, bias) if t is not None and t.requires_grad]
             y = _compose(x, loc, log_scale, bias, noise)
             found = iter(torch.autograd.grad(y, inputs, grads[0], create_graph=True))
             wanted = [t is not None and t.requires_grad for t in (x, loc, log_scale, bias)]
             return (*[next(found) if w else None for w in wanted], None)
-        run = backward_in_kernel if ctx.in_kernel else _backward_in_torch
-        saved = (x, loc, log_scale, bias, noise, variance, spread)
-        return (*run(saved, grads[0], ctx.needs_input_grad[0]), None)
+        wants_x, in_kernel = ctx.needs_input_grad[0], ctx.in_kernel
+        return (*local_backward(kept, grads[0], wants_x, in_kernel=in_kernel), None)
+
+
+def local_forward(
+    x: Tensor,
+    loc: Tensor,
+    log_scale: Tensor,
+    bias: Tensor | None,
+    noise: Tensor,
+    *,
+    in_kernel: bool,
+) -> tuple[Tensor, Kept]:
+    """Return y and what :func:`local_backward` needs, outside autograd."""
+    run = _forward_in_kernel if in_kernel else _forward_in_torch
+    y, variance, spread = run(x, loc, log_scale, bias, noise)
+    return y, (x, loc, log_scale, bias, noise, variance, spread)
+
+
+def local_backward(
+    kept: Kept, grad_y: Tensor, wants_x: bool, *, in_kernel: bool
+) -> tuple[Tensor | None, ...]:
+    """Return the gradients of x (if wanted), loc, log_scale and bias."""
+    run = _backward_in_kernel if in_kernel else _backward_in_torch
+    return run(kept, grad_y, wants_x)
 
 
 def _forward_in_torch(
@@ -93,29 +118,25 @@ def _forward_in_torch(
 ) -> tuple[Tensor, Tensor, Tensor]:
     rows = _rows(x, loc)
     scale = log_scale.exp()
-    variance = scale * scale
+    variance = scale.mul_(scale)
     spread = _spread(rows, variance)
-    y = torch.addcmul(rows @ loc.transpose(-1, -2), spread, _rows(noise, loc))
+    y = (rows @ loc.transpose(-1, -2)).addcmul_(spread, _rows(noise, loc))
     if bias is not None:
         y += bias.unsqueeze(-2)
     return y.view(noise.shape), variance, spread
 
 
-def _backward_in_torch(
-    saved: tuple[Any, ...], grad_y: Tensor, wants_x: bool
-) -> tuple[Tensor | None, ...]:
-    x, loc, _, bias, noise, variance, spread = saved
+def _backward_in_torch(kept: Kept, grad_y: Tensor, wants_x: bool) -> tuple[Tensor | None, ...]:
+    x, loc, _, bias, noise, variance, spread = kept
     rows, grad = _rows(x, loc), _rows(grad_y, loc)
-    half = (grad * _rows(noise, loc)).div_(spread).mul_(0.5)
-    grad_variance = half.transpose(-1, -2) @ (rows * rows)
+    r = (grad * _rows(noise, loc)).div_(spread)
     grad_x = None
     if wants_x:
-        through = (half @ variance).mul_(rows)
-        grad_x = torch.add(grad @ loc, through, alpha=2).view(x.shape)
+        grad_x = (grad @ loc).addcmul_(r @ variance, rows).view(x.shape)
     return (
         grad_x,
         grad.transpose(-1, -2) @ rows,
-        grad_variance.mul_(variance).mul_(2),
+        (r.transpose(-1, -2) @ (rows * rows)).mul_(variance),
         None if bias is None else grad.sum(-2),
     )
 
@@ -132,7 +153,7 @@ def _pointers(*tensors: Tensor | None) -> list[int]:
     return [0 if t is None else t.data_ptr() for t in tensors]
 
 
-def forward_in_kernel(
+def _forward_in_kernel(
     x: Tensor, loc: Tensor, log_scale: Tensor, bias: Tensor | None, noise: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return y, the variances of the weights and the spreads of the outputs, in one call."""
@@ -145,12 +166,9 @@ def forward_in_kernel(
     return y, variance, spread
 
 
-def backward_in_kernel(
-    saved: tuple[Any, ...], grad_y: Tensor, wants_x: bool
-) -> tuple[Tensor | None, ...]:
-    """Return the gradients of x (if wanted), loc, log_scale and bias, in one call."""
+def _backward_in_kernel(kept: Kept, grad_y: Tensor, wants_x: bool) -> tuple[Tensor | None, ...]:
     assert kernel is not None  # forward ran in it
-    ready: list[Any] = [None if t is None else t.contiguous() for t in saved]
+    ready: list[Any] = [None if t is None else t.contiguous() for t in kept]
     x, loc, log_scale, bias, noise, variance, spread = ready
     grads = [
         torch.empty_like(x) if wants_x else None,
