@@ -63,8 +63,9 @@ class _DenseLink:
 
     def __init__(self, layer: MeanFieldLinear) -> None:
         posterior = cast(DiagonalGaussian, layer.weight.posterior)
-        bias = None if layer.bias is None else layer.bias.value
-        self.parameters = [posterior.loc, posterior.log_scale, bias]
+        self._loc, self._log_scale = posterior.loc, posterior.log_scale
+        self._bias = None if layer.bias is None else layer.bias.value
+        self.parameters = [self._loc, self._log_scale, self._bias]
         self.random = (0, 1)
         self.prior = layer.weight.prior
         self._out_features = layer.out_features
@@ -73,8 +74,8 @@ class _DenseLink:
     def forward(self, x: Tensor, sampler: LocalReparameterization) -> tuple[Tensor, Kept]:
         shape = (*x.shape[:-1], self._out_features)
         noise = normal_from_seed(shape, sampler.next_seed(), dtype=x.dtype)
-        loc, log_scale, bias = self.parameters  # of these only the bias may be None
-        return local_forward(x, loc, log_scale, bias, noise, in_kernel=self._in_kernel)  # type: ignore[arg-type]
+        given = (self._loc, self._log_scale, self._bias)
+        return local_forward(x, *given, noise, in_kernel=self._in_kernel)
 
     def backward(self, kept: Kept, grad: Tensor, wants_x: bool) -> list[Tensor | None]:
         return list(local_backward(kept, grad, wants_x, in_kernel=self._in_kernel))
