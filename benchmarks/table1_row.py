@@ -30,7 +30,7 @@ from whvi.experiments.methods.protocol import DataSize, Settings
 from whvi.experiments.paper import DATASETS
 from whvi.experiments.runner import Unit, plan_units
 from whvi.experiments.selection import choose
-from whvi.experiments.table1 import chunk_size
+from whvi.experiments.table1 import chunk_size, expected_cost
 from whvi.training.memory import keep_freed_memory
 
 TRAINED = [n for n, m in METHODS.items() if isinstance(m, NetworkMethod | NoisyKFACMethod)]
@@ -86,21 +86,23 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     splits = {name: list(range(CATALOGUE[name].num_splits)) for name in options.data}
-    units = plan_units([options.method], splits, chunk=chunk_size)
-    # units of a set are alike: the first stands for all
-    first = {unit.dataset: unit for unit in reversed(units)}
-    found = Parallel(n_jobs=options.jobs)(delayed(estimate)(first[name]) for name in options.data)
-    seconds = dict(zip(options.data, found, strict=True))
-    total = elapsed([seconds[unit.dataset] for unit in units], options.jobs)
+    units = plan_units([options.method], splits, chunk=chunk_size, cost=expected_cost)
+    names = [f"{unit.dataset}, {len(unit.splits)} splits" for unit in units]
+    # units of one name are alike: the first stands for all
+    first = dict(zip(reversed(names), reversed(units), strict=True))
+    alike = sorted(first, key=names.index)
+    found = Parallel(n_jobs=options.jobs)(delayed(estimate)(first[name]) for name in alike)
+    seconds = dict(zip(alike, found, strict=True))
+    total = elapsed([seconds[name] for name in names], options.jobs)
     for name, each in seconds.items():
-        count = sum(unit.dataset == name for unit in units)
-        print(f"{name:11s} {count} × {each:6.0f} s")
+        print(f"{name:22s} {names.count(name)} × {each:6.0f} s")
     print(f"{options.method}: {total / 60:.1f} minutes in {options.jobs} processes")
     if options.json:
         record: dict[str, Any] = {
             "machine": describe_machine(1),
             "method": options.method,
             "jobs": options.jobs,
+            "units": names,
             "seconds_per_unit": seconds,
             "minutes": total / 60,
         }

@@ -33,6 +33,14 @@ def test_a_grid_is_cut_into_units() -> None:
     assert [unit.seed for unit in units] == [0, 0, 1, 1]
 
 
+def test_units_of_a_method_come_with_the_longest_first() -> None:
+    splits = {"short": range(1), "long": range(9), "middle": range(2)}
+    units = plan_units(["b", "a"], splits, chunk=lambda name: 5, cost=lambda unit: len(unit.splits))
+    lengths = [(unit.method, unit.dataset, len(unit.splits)) for unit in units]
+    own = [("long", 5), ("long", 4), ("middle", 2), ("short", 1)]
+    assert lengths == [(method, *each) for method in ("b", "a") for each in own]
+
+
 def test_a_unit_goes_on_with_the_missing_splits(tmp_path: Path) -> None:
     store = RecordStore(tmp_path / "records.jsonl")
     unit = Unit("a", "d", (0, 1, 2), 0)

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from whvi.data import load_uci
+from whvi.data import CATALOGUE, load_uci
 from whvi.errors import ConfigError
 from whvi.experiments import table1
 from whvi.experiments.records import RecordStore
-from whvi.experiments.runner import Unit
-from whvi.experiments.table1 import Table1Work, main, parse_splits
+from whvi.experiments.runner import Unit, plan_units
+from whvi.experiments.table1 import Table1Work, chunk_size, expected_cost, main, parse_splits
 
 # yacht, split 0, 600 steps: a wide band around what was measured when it was stored
 # (three seeds: RMSE 1.03 … 1.24, MNLL 1.69 … 1.71); the standard deviation of the target is 15.1
@@ -75,6 +75,20 @@ def test_the_papers_protocol_draws_its_own_splits(uci_root: str, tmp_path: Path)
     assert set(dataset.splits[0].test) != set(given.splits[0].test)
     other = work._dataset(unit._replace(seed=4))
     assert set(dataset.splits[0].test) != set(other.splits[0].test)
+
+
+def test_the_longest_units_of_a_method_are_dealt_first() -> None:
+    numbers = {name: range(entry.num_splits) for name, entry in CATALOGUE.items()}
+
+    def order(method: str) -> list[tuple[str, int]]:
+        units = plan_units([method], numbers, chunk=chunk_size, cost=expected_cost)
+        return [(unit.dataset, len(unit.splits)) for unit in units]
+
+    assert {name for name, _ in order("whvi")[:2]} == {"concrete", "energy"}
+    assert order("whvi")[-2:] == [("protein", 3), ("protein", 2)]
+    best = order("whvi-best")  # on protein one candidate has 2,048 units
+    assert best.index(("protein", 3)) < best.index(("kin8nm", 10))
+    assert sum(count for _, count in order("extra-trees")) == 7 * 20 + 5
 
 
 def test_splits_are_read() -> None:

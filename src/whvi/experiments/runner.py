@@ -35,16 +35,23 @@ def plan_units(
     *,
     seeds: Sequence[int] = (0,),
     chunk: Callable[[str], int],
+    cost: Callable[[Unit], float] = lambda unit: 0.0,
 ) -> list[Unit]:
-    """List the units of a grid, at most ``chunk(dataset)`` splits in each."""
-    units = []
+    """List the units of a grid, at most ``chunk(dataset)`` splits in each.
+
+    Methods come in their order: later ones may use what earlier ones found out. Those of a method
+    come with the largest ``cost`` first, so that processes that share them end together.
+    """
+    units: list[Unit] = []
     for method in methods:
+        own = []
         for dataset, numbers in splits.items():
             size = chunk(dataset)
             for seed in seeds:
                 for start in range(0, len(numbers), size):
                     part = tuple(numbers[start : start + size])
-                    units.append(Unit(method, dataset, part, seed))
+                    own.append(Unit(method, dataset, part, seed))
+        units += sorted(own, key=cost, reverse=True)
     return units
 
 

@@ -36,6 +36,7 @@ VALIDATION_FRACTION = 0.15
 _SMALL = 5000  # training rows below which the scores of several inner parts are averaged
 _INNER_PARTS = 5  # of these: one alone is too few rows to rank candidates
 _SELECTION_DRAWS = 64
+_WORK = ("steps", "batch", "width")  # the time of a network goes about with their product
 _QUICK_LIMITS = {"steps": 600, "n_estimators": 100, "max_iter": 100}
 _UNITS_AT_ONCE = 1 << 14  # replicas × width that train in one pass: their state fits the cache
 
@@ -107,7 +108,7 @@ def choose(
     start = time.perf_counter()
     num_train = len(dataset.splits[splits[0]].train)
     grid = candidates(method, DataSize(num_train, dataset.x.shape[1]), quick=quick)
-    repeats = _INNER_PARTS if num_train < _SMALL and not quick else 1
+    repeats = 1 if quick else num_inner_parts(num_train)
     fresh = [c for c in grid if not all(key(c) in known.get(k, {}) for k in splits)]
     scores: list[dict[str, Scores]] = [dict(known.get(k, {})) for k in splits]
     if fresh:
@@ -126,6 +127,17 @@ def choose(
         Choice(c, factor, {key(each): own[key(each)] for each in grid}, share)
         for c, factor, own in zip(winners, factors, scores, strict=True)
     ]
+
+
+def num_inner_parts(num_rows: int) -> int:
+    """Return on how many inner parts of so many training rows a candidate is scored."""
+    return _INNER_PARTS if num_rows < _SMALL else 1
+
+
+def training_work(method: Method, size: DataSize) -> float:
+    """Return steps × rows × units of all that one split trains: its choice and its final fit."""
+    each = [math.prod(float(c.get(k, 0)) for k in _WORK) for c in method.grid(size)]
+    return num_inner_parts(size.num_rows) * sum(each) + method.num_members * max(each)
 
 
 def _score(

@@ -20,18 +20,20 @@ from whvi.errors import ConfigError
 from whvi.experiments.command import check_names, grid_parser, run_to_report
 from whvi.experiments.evaluation import evaluate
 from whvi.experiments.grids import METHODS
+from whvi.experiments.methods.protocol import DataSize
 from whvi.experiments.paper import DATASETS
 from whvi.experiments.records import Record, RecordStore
 from whvi.experiments.report import write_report
 from whvi.experiments.runner import Unit, parse_shard, plan_units, run_units
-from whvi.experiments.selection import Choice, Known, Scores, choose
+from whvi.experiments.selection import Choice, Known, Scores, choose, training_work
 from whvi.training.memory import keep_freed_memory
 
 SEEDS = (0,)
 PROTOCOLS = ("literature", "random")
 QUICK_DATASETS = ("boston", "concrete", "energy", "yacht")
 QUICK_SPLITS = 2
-_LARGE = 5000  # rows from which a unit holds fewer splits, so that less is lost when killed
+_SPLITS_AT_ONCE = 20
+_FEWER = {5_000: 10, 40_000: 3}  # from so many rows on, so that less is lost when killed
 
 
 @dataclass(frozen=True)
@@ -140,7 +142,7 @@ def reproduce_table1(
     folder = Path(output)
     store = RecordStore(folder / "records.jsonl")
     work = Table1Work(str(folder / "choices.jsonl"), data_dir, quick, protocol)
-    units = plan_units(methods, numbers, seeds=seeds, chunk=chunk_size)
+    units = plan_units(methods, numbers, seeds=seeds, chunk=chunk_size, cost=expected_cost)
     run_units(units, work, store, jobs=jobs, shard=shard, progress=progress)
     write_report(store.read().values(), folder)
     return folder
@@ -156,7 +158,15 @@ def _split_numbers(name: str, splits: Sequence[int] | None, *, quick: bool) -> l
 
 def chunk_size(name: str) -> int:
     """Return how many splits of a data set train in one unit."""
-    return 10 if CATALOGUE[name].num_rows >= _LARGE else 20
+    sizes = [size for rows, size in _FEWER.items() if CATALOGUE[name].num_rows >= rows]
+    return min(sizes, default=_SPLITS_AT_ONCE)
+
+
+def expected_cost(unit: Unit) -> float:
+    """Return what the time of a unit goes with, to deal the longest first; 0 for trees."""
+    entry = CATALOGUE[unit.dataset]
+    size = DataSize(round(0.9 * entry.num_rows), len(entry.columns))
+    return len(unit.splits) * training_work(METHODS[unit.method], size)
 
 
 def default_folder(protocol: str, *, quick: bool) -> str:
