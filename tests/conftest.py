@@ -1,7 +1,8 @@
-"""What every test shares: hypothesis profiles, generators, and the knobs of the compiled kernel."""
+"""What every test shares: hypothesis profiles, generators, the UCI folder, the kernel's knobs."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from types import ModuleType
 
@@ -23,6 +24,15 @@ INSTRUCTION_SETS = ("avx512", "avx2", "baseline")
 @pytest.fixture
 def generator() -> torch.Generator:
     return torch.Generator().manual_seed(20)
+
+
+@pytest.fixture(scope="session")
+def uci_root() -> str:
+    """The folder of the real UCI sets; tests that need it skip where it is absent."""
+    root = os.environ.get("WHVI_DATA")
+    if not root:
+        pytest.skip("needs the UCI files: set WHVI_DATA to the folder UCI_Datasets")
+    return root
 
 
 @pytest.fixture

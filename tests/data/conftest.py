@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -12,15 +11,6 @@ import pytest
 
 from whvi.data import CATALOGUE, catalogue
 from whvi.data.catalogue import FileRecord
-
-
-@pytest.fixture(scope="session")
-def uci_root() -> str:
-    """The folder of the real UCI sets; tests that need it skip where it is absent."""
-    root = os.environ.get("WHVI_DATA")
-    if not root:
-        pytest.skip("needs the UCI files: set WHVI_DATA to the folder UCI_Datasets")
-    return root
 
 
 @pytest.fixture

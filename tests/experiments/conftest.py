@@ -1,22 +1,11 @@
 from __future__ import annotations
 
-import os
-
 import numpy as np
 import pytest
 
 from whvi.data import UCIDataset, random_splits
 from whvi.experiments.methods.networks import NetworkMethod
 from whvi.experiments.methods.protocol import Method
-
-
-@pytest.fixture(scope="session")
-def uci_root() -> str:
-    """The folder of the real UCI sets; tests that need it skip where it is absent."""
-    root = os.environ.get("WHVI_DATA")
-    if not root:
-        pytest.skip("needs the UCI files: set WHVI_DATA to the folder UCI_Datasets")
-    return root
 
 
 @pytest.fixture
