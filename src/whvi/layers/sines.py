@@ -1,4 +1,4 @@
-"""Sine features: the inputs repeated up to the width of a layer, and the activation after it."""
+"""Sine features: what comes before and after their layer, and where its frequencies start."""
 
 from __future__ import annotations
 
@@ -7,6 +7,10 @@ from typing import final
 
 import torch
 from torch import Tensor, nn
+
+from whvi.layers.structured import StructuredWeight
+
+_LARGEST_FACTOR = 64.0
 
 
 @final
@@ -39,3 +43,22 @@ class Sine(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Apply it to every element."""
         return torch.sin(x).mul_(self.SCALE)
+
+
+@torch.no_grad()
+def spread_frequencies(
+    weight: StructuredWeight, *, generator: torch.Generator | None = None
+) -> None:
+    r"""Scale the columns of every block by ``1 / |z|``, ``z ~ N(0, 1)``, in place.
+
+    A reset leaves Gaussian weights. Over an independent ``|z|`` they are Cauchy, the spectral
+    density of the Laplace kernel: sines of ``W x`` start as random features of
+
+    .. math:: k(x, x') = \prod_j e^{-|x_j - x'_j| / \ell},
+
+    the kernel that forests of random cuts approach. It sees steps, and columns each at a scale of
+    their own, where Gaussian frequencies see one smooth scale. For stacked blocks, one factor for
+    every column and block; the largest are cut off at 64.
+    """
+    z = torch.empty_like(weight.s2).normal_(generator=generator)
+    weight.s2.mul_(z.abs_().reciprocal_().clamp_(max=_LARGEST_FACTOR))

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import final
+from typing import cast, final
 
 import torch
 from torch import Tensor, nn
@@ -26,7 +26,8 @@ from whvi.experiments.methods.parts import (
 from whvi.experiments.methods.protocol import DataSize, Settings
 from whvi.functions import draw_functions
 from whvi.layers import MCDropout, MeanFieldLinear, WHVILinear
-from whvi.layers.sines import Sine, Tile
+from whvi.layers.sines import Sine, Tile, spread_frequencies
+from whvi.layers.structured import StructuredWeight
 from whvi.likelihoods import (
     BalancedGradients,
     Gaussian,
@@ -89,7 +90,7 @@ class NetworkMethod:
         betas = torch.tensor([float(s["beta"]) for s in settings])
         noise = _likelihood(common, len(settings))
         model = build_network(self.layers, settings, x.shape[-1], noise.num_features)
-        _reset(model, seed)
+        _reset(model, common, seed)
         config = _fit_config(common, x.shape[-2], seed, factor)
         balanced = noise
         if isinstance(noise, HeteroscedasticGaussian):
@@ -136,8 +137,9 @@ def build_network(
 ) -> nn.Sequential:
     """Build R networks of ``depth`` hidden layers of ``width`` units, each with its ``dropout``.
 
-    ``features`` is ``"relu"`` (the paper's network) or ``"sine"``: the inputs are tiled up to the
-    width and the first activation is a sine.
+    ``features`` is ``"relu"`` (the paper's network), ``"sine"`` (the inputs are tiled up to the
+    width and the first activation is a sine) or ``"laplace"`` (a sine after stacked blocks, whose
+    frequencies start as those of a Laplace kernel).
     """
     hidden, last = _LAYERS[layers]
     common, replicas = settings[0], (len(settings),)
@@ -146,13 +148,13 @@ def build_network(
     place = {"batch_shape": replicas, "device": None, "dtype": None}
     modules: list[nn.Module] = []
     before = in_features
-    sine = common.get("features") == "sine"
-    if sine:
+    features = common.get("features", "relu")
+    if features == "sine":
         modules.append(Tile(in_features, width))
         before = width
     for k in range(depth):
         modules.append(hidden(before, width, **place))  # type: ignore[arg-type]
-        modules.append(Sine() if sine and k == 0 else nn.ReLU())
+        modules.append(Sine() if features != "relu" and k == 0 else nn.ReLU())
         if rates.any():
             modules.append(MCDropout(rates, batch_shape=replicas))
         before = width
@@ -165,12 +167,15 @@ def _likelihood(settings: Settings, num_replicas: int) -> Likelihood:
     return kind(batch_shape=(num_replicas,))
 
 
-def _reset(model: nn.Module, seed: int) -> None:
+def _reset(model: nn.Module, settings: Settings, seed: int) -> None:
     """Draw the starting point of every layer from ``seed``."""
     generator = seeded_generator("start", seed)
-    for layer in model.modules():
-        if isinstance(layer, PointLinear | MeanFieldLinear | WHVILinear):
-            layer.reset_parameters(generator=generator)
+    kinds = (PointLinear, MeanFieldLinear, WHVILinear)
+    layers = [layer for layer in model.modules() if isinstance(layer, kinds)]
+    for layer in layers:
+        layer.reset_parameters(generator=generator)
+    if settings.get("features") == "laplace":
+        spread_frequencies(cast(StructuredWeight, layers[0].weight), generator=generator)
 
 
 def _fit_config(settings: Settings, num_rows: int, seed: int, factor: float) -> FitConfig:
