@@ -21,20 +21,21 @@ def test_tile_repeats_and_sine_is_scaled() -> None:
     assert float(Sine()(phase).square().mean()) == pytest.approx(1.0, abs=1e-4)
 
 
-@pytest.mark.parametrize("in_features", [3, 4])
+@pytest.mark.parametrize(("in_features", "scale"), [(3, 1.0), (4, 0.5)])
 def test_spread_frequencies_are_those_of_a_laplace_kernel(
-    in_features: int, generator: torch.Generator
+    in_features: int, scale: float, generator: torch.Generator
 ) -> None:
     blocks = 50_000
     layer = WHVILinear(in_features, 4 * blocks)
     layer.reset_parameters(generator=generator)
-    spread_frequencies(layer.weight, generator=generator)
+    spread_frequencies(layer.weight, scale=scale, generator=generator)
+    length = math.sqrt(in_features / 2) / scale
     for shift in (0.1, 0.5, 1.5):
         delta = torch.linspace(0.5, -shift, in_features)
         # units of one block share its factors, so their mean counts as one number
         with sampling(MeanWeights()), torch.no_grad():
             waves = layer(delta).double().cos().view(blocks, 4).mean(-1)
-        kernel = math.exp(-math.sqrt(2 / in_features) * float(delta.abs().sum()))
+        kernel = math.exp(-float(delta.abs().sum()) / length)
         error = float(waves.std()) / math.sqrt(blocks)
         # factors above 64 are cut off: a share of 1.2 % of frequencies, which is seen for small
         # differences only

@@ -47,18 +47,22 @@ class Sine(nn.Module):
 
 @torch.no_grad()
 def spread_frequencies(
-    weight: StructuredWeight, *, generator: torch.Generator | None = None
+    weight: StructuredWeight, *, scale: float = 1.0, generator: torch.Generator | None = None
 ) -> None:
-    r"""Scale the columns of every block by ``1 / |z|``, ``z ~ N(0, 1)``, in place.
+    r"""Multiply the columns of every block by ``scale / |z|``, ``z ~ N(0, 1)``, in place.
 
-    A reset leaves Gaussian weights. Over an independent ``|z|`` they are Cauchy, the spectral
-    density of the Laplace kernel: sines of ``W x`` start as random features of
+    A reset leaves Gaussian weights of variance ``2 / in``. Over an independent ``|z|`` they are
+    Cauchy, the spectral density of the Laplace kernel: sines of ``W x`` start as features of
 
-    .. math:: k(x, x') = \prod_j e^{-|x_j - x'_j| / \ell},
+    .. math:: k(x, x') = \prod_j e^{-|x_j - x'_j| / \ell}, \qquad \ell = \sqrt{in / 2} / scale,
 
-    the kernel that forests of random cuts approach. It sees steps, and columns each at a scale of
-    their own, where Gaussian frequencies see one smooth scale. For stacked blocks, one factor for
-    every column and block; the largest are cut off at 64.
+    the kernel that forests of random cuts approach. It sees steps, and every column at a scale of
+    its own, where Gaussian frequencies see one smooth scale.
+
+    Args:
+        weight: Just reset. Columns have their own factors in every stacked block.
+        scale: Of the frequencies; ``1 / |z|`` above 64 is cut off.
+        generator: Draws ``z``.
     """
     z = torch.empty_like(weight.s2).normal_(generator=generator)
-    weight.s2.mul_(z.abs_().reciprocal_().clamp_(max=_LARGEST_FACTOR))
+    weight.s2.mul_(z.abs_().reciprocal_().clamp_(max=_LARGEST_FACTOR).mul_(scale))
