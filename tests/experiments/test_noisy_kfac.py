@@ -16,7 +16,7 @@ from whvi.experiments.noisy_kfac import (
     fit_noisy_kfac,
     forward,
 )
-from whvi.likelihoods import Gaussian
+from whvi.likelihoods import BalancedGradients, Gaussian, HeteroscedasticGaussian
 
 NOISE_VARIANCE, PRIOR_VARIANCE = 0.25, 0.5
 
@@ -102,3 +102,27 @@ def test_forward_is_a_perceptron(generator: torch.Generator) -> None:
 def test_a_kl_weight_of_zero_is_refused(generator: torch.Generator) -> None:
     with pytest.raises(ConfigError, match="KL weight must be above 0"):
         MatrixGaussianNetwork([3, 1], 10, torch.zeros(1), torch.ones(1), generator)
+
+
+def test_other_gradients_move_the_means_and_leave_the_fisher_factors(
+    generator: torch.Generator,
+) -> None:
+    x, y = (rows[None] for rows in regression_rows(generator))
+
+    def network_after_one_step(balance: float | None) -> MatrixGaussianNetwork:
+        start = torch.Generator().manual_seed(2)
+        network = MatrixGaussianNetwork([3, 4, 2], 100, torch.ones(1), torch.ones(1), start)
+        likelihood = HeteroscedasticGaussian(batch_shape=(1,))
+        trained = None if balance is None else BalancedGradients(likelihood, balance=balance)
+        config = NoisyKFACConfig(num_steps=1, warmup_steps=0, trust=1.0)
+        fit_noisy_kfac(
+            network, likelihood, x, y, damping=torch.ones(1), config=config, trained=trained
+        )
+        return network
+
+    plain, same, other = (network_after_one_step(balance) for balance in (None, 0.0, 1.0))
+    for k in range(2):
+        assert torch.allclose(plain.means[k], same.means[k], rtol=1e-5)
+        assert not torch.allclose(plain.means[k], other.means[k], rtol=1e-2)
+        assert torch.equal(plain.s_factors[k], other.s_factors[k])
+        assert torch.equal(plain.a_factors[k], other.a_factors[k])

@@ -14,10 +14,13 @@ from whvi.experiments.methods.parts import (
     NormalScores,
     PointLinear,
     TemperedLikelihood,
+    make_noise,
     train_finite,
 )
 from whvi.functions import mean_function
-from whvi.likelihoods import Gaussian
+from whvi.layers import WHVILinear
+from whvi.layers.sines import Sine
+from whvi.likelihoods import BalancedGradients, Gaussian, HeteroscedasticGaussian
 
 
 def test_point_linear_is_torch_linear_per_replica(generator: torch.Generator) -> None:
@@ -53,6 +56,35 @@ def test_training_that_is_never_finite_says_so() -> None:
 
     with pytest.raises(NumericalError, match=r"0\.1"):
         train_finite(train)
+
+
+def test_noise_is_constant_or_trained_with_balanced_gradients() -> None:
+    constant, trained = make_noise({"noise": "constant"}, 3, balance=0.5)
+    assert isinstance(constant, Gaussian)
+    assert trained is constant
+    for given, expected in (({}, 0.5), ({"balance": 1.0}, 1.0)):
+        varying, trained = make_noise({"noise": "heteroscedastic", **given}, 3, balance=0.5)
+        assert isinstance(varying, HeteroscedasticGaussian)
+        assert isinstance(trained, BalancedGradients)
+        assert (trained.inner, trained.balance) == (varying, expected)
+        assert varying.batch_shape == (3,)
+
+
+def test_laplace_features_start_with_spread_frequencies(generator: torch.Generator) -> None:
+    x, y = torch.randn(2, 40, 3, generator=generator), torch.randn(2, 40, generator=generator)
+    factors = {}
+    for features in ("relu", "sine", "laplace"):
+        settings = [{**tiny(0.3, features=features), "lr": 1e-12}] * 2
+        first, activation = [
+            module
+            for module in METHODS["whvi"].fit(settings, x, y, seed=1)._model
+            if isinstance(module, WHVILinear | Sine | nn.ReLU)
+        ][:2]
+        assert isinstance(activation, nn.ReLU if features == "relu" else Sine)
+        factors[features] = first.weight.s2.detach().abs()
+    assert bool((factors["relu"] == 1).all() and (factors["sine"] == 1).all())
+    assert factors["laplace"].shape == (2, 4, 4)  # stacked blocks of 4 × 4, not one of 16 × 16
+    assert len(factors["laplace"].unique()) == 32
 
 
 def test_the_penalty_of_plain_weights_is_half_their_square() -> None:

@@ -64,6 +64,18 @@ def test_scores_are_shared_within_a_family_a_data_set_and_a_seed_only(tmp_path: 
     assert known == {2: {"whvi yacht 0": {}}}
 
 
+def test_scores_of_an_earlier_grid_are_kept(tmp_path: Path) -> None:
+    old, new = tmp_path / "old.jsonl", tmp_path / "choices.jsonl"
+    for path, scores in ((old, {"both": {"rmse": 1.0}, "gone": {}}), (new, {"both": {}})):
+        split = 1 if path is old else 2
+        name = {"method": "noisy-kfac", "dataset": "yacht", "split": split, "seed": 0}
+        RecordStore(path).append([{**name, "scores": scores}])
+    unit = Unit("noisy-kfac", "yacht", (1,), 0)
+    known = Table1Work(str(new), scores_path=str(old))._scores_of_family(unit)
+    assert known == {1: {"both": {"rmse": 1.0}, "gone": {}}, 2: {"both": {}}}
+    assert set(Table1Work(str(new))._scores_of_family(unit)) == {2}
+
+
 def test_the_papers_protocol_draws_its_own_splits(uci_root: str, tmp_path: Path) -> None:
     unit = Unit("whvi", "yacht", (0,), 3)
     work = Table1Work(str(tmp_path / "choices.jsonl"), uci_root, protocol="random")
@@ -105,6 +117,7 @@ def test_splits_are_read() -> None:
         ["--data", "mars"],
         ["--shard", "3/2"],
         ["--splits", "x"],
+        ["--scores", "nowhere.jsonl"],
     ],
 )
 def test_wrong_calls_end_with_one_line_and_code_2(

@@ -71,14 +71,12 @@ def _wide_small(beta: float) -> Settings:
 
 
 def _wide(size: DataSize) -> Settings:
-    """Three wide layers, the first with sine features, on inputs by their ranks.
-
-    On very many rows the inputs are tiled; else the frequencies are those of a Laplace kernel.
-    """
+    """Three wide layers on tiled inputs, the first with sine features."""
     very_large = size.num_rows >= _VERY_LARGE
-    width, steps, features = (2048, 9000, "sine") if very_large else (1024, 4000, "laplace")
-    shape: dict[str, Setting] = {"width": width, "depth": 3, "features": features}
-    shape["inputs"] = "normal scores"
+    width, steps = (2048, 9000) if very_large else (1024, 4000)
+    shape: dict[str, Setting] = {"width": width, "depth": 3, "features": "sine"}
+    if very_large:
+        shape["inputs"] = "normal scores"
     training: dict[str, Setting] = {"steps": steps, "batch": 128, "lr": 2e-2}
     return {**shape, **training, **_noises(size)[1], "beta": 0.1}
 

@@ -183,6 +183,7 @@ def fit_noisy_kfac(
     *,
     damping: Tensor,
     config: NoisyKFACConfig,
+    trained: Likelihood | None = None,
 ) -> None:
     """Train R networks in place.
 
@@ -192,7 +193,11 @@ def fit_noisy_kfac(
         x, y: Shapes ``(R, N, d)`` and ``(R, N)``.
         damping: ``γ_ex``, shape ``(R,)``.
         config: Options.
+        trained: Gives the gradients of the steps, if not ``likelihood`` itself; such as
+            :class:`whvi.likelihoods.BalancedGradients` of it. The Fisher factors, and so the
+            posterior, are those of ``likelihood``.
     """
+    trained = likelihood if trained is None else trained
     generator = seeded_generator("noisy-kfac", config.seed)
     noise = torch.optim.Adam(likelihood.parameters(), lr=config.noise_learning_rate)
     velocity = [torch.zeros_like(m) for m in network.means]
@@ -202,7 +207,7 @@ def fit_noisy_kfac(
         weights = [w[0].requires_grad_() for w in network.draw_weights(generator)]
         inputs, outputs = forward(weights, batch_x)
         f = outputs[-1].unsqueeze(1)
-        loss = -likelihood.log_prob(f, y.gather(1, rows)).mean((-2, -1))
+        loss = -trained.log_prob(f, y.gather(1, rows)).mean((-2, -1))
         if not bool(loss.isfinite().all()):
             raise NumericalError(f"the objective of noisy K-FAC is not finite at step {step + 1}")
         refresh = step % config.factor_every == 0 or step < config.invert_every

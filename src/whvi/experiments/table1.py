@@ -46,12 +46,14 @@ class Table1Work:
         quick: Few steps and one candidate: a test of the machinery, not of the methods.
         protocol: ``"literature"``, the splits that come with the sets, or ``"random"``, the
             paper's own: random 90/10 splits, as many, drawn from the seed of the unit.
+        scores_path: Another file of choices, whose validation scores need not be computed again.
     """
 
     choices_path: str
     data_dir: str | None = None
     quick: bool = False
     protocol: str = "literature"
+    scores_path: str | None = None
 
     def __call__(self, unit: Unit) -> Iterator[Record]:
         """Yield the records of ``unit``."""
@@ -88,10 +90,11 @@ class Table1Work:
         return {k: _choice_of(rows[key]) for k, key in keys.items() if key in rows}
 
     def _scores_of_family(self, unit: Unit) -> Known:
-        """Return what other methods with the same layers have found out about candidates."""
+        """Return what methods with the same layers have found out about candidates."""
         family = METHODS[unit.method].family
         known: dict[int, dict[str, Scores]] = {}
-        for row in RecordStore(self.choices_path).read().values():
+        paths = [path for path in (self.scores_path, self.choices_path) if path]
+        for row in (row for path in paths for row in RecordStore(path).read().values()):
             same = (row["dataset"], row["seed"]) == (unit.dataset, unit.seed)
             if same and METHODS[row["method"]].family == family:
                 known.setdefault(row["split"], {}).update(row["scores"])
@@ -120,6 +123,7 @@ def reproduce_table1(
     data_dir: str | None = None,
     quick: bool = False,
     protocol: str = "literature",
+    scores: str | None = None,
     jobs: int = 1,
     shard: tuple[int, int] = (1, 1),
     progress: bool = True,
@@ -132,6 +136,8 @@ def reproduce_table1(
         data_dir: Folder of the UCI sets.
         quick: Two splits of the four small sets with few steps, unless others are named.
         protocol: Whose splits: ``"literature"`` or ``"random"``; a folder holds one kind.
+        scores: File of choices by another grid and the same protocol: candidates that both grids
+            have keep its scores.
         jobs, shard, progress: See :func:`whvi.experiments.runner.run_units`.
     """
     datasets = datasets or (QUICK_DATASETS if quick else DATASETS)
@@ -141,7 +147,9 @@ def reproduce_table1(
     numbers = {name: _split_numbers(name, splits, quick=quick) for name in datasets}
     folder = Path(output)
     store = RecordStore(folder / "records.jsonl")
-    work = Table1Work(str(folder / "choices.jsonl"), data_dir, quick, protocol)
+    if scores is not None and not Path(scores).is_file():
+        raise ConfigError(f"there is no file of choices {scores!r}; leave it out to choose anew")
+    work = Table1Work(str(folder / "choices.jsonl"), data_dir, quick, protocol, scores)
     units = plan_units(methods, numbers, seeds=seeds, chunk=chunk_size, cost=expected_cost)
     run_units(units, work, store, jobs=jobs, shard=shard, progress=progress)
     write_report(store.read().values(), folder)
@@ -200,6 +208,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             data_dir=options.data_dir,
             quick=options.quick,
             protocol=options.protocol,
+            scores=options.scores,
             jobs=options.jobs,
             shard=parse_shard(options.shard),
             progress=not options.no_progress,
@@ -218,6 +227,7 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--splits", help="such as 0-4,7; by default all")
     add("--protocol", default="literature", help="literature or random: whose 90/10 splits")
+    add("--scores", help="choices.jsonl of an earlier grid, to keep scores of common candidates")
     add("--shard", default="1/1", help="i/n: do the i-th of n parts of the grid")
     add("--data-dir", help="folder of the UCI sets; by default WHVI_DATA, else a download")
     return parser

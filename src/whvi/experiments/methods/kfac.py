@@ -9,7 +9,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from whvi.experiments.methods.parts import train_finite
+from whvi.experiments.methods.parts import make_noise, train_finite
 from whvi.experiments.methods.protocol import DataSize, Settings
 from whvi.experiments.noisy_kfac import (
     MatrixGaussianNetwork,
@@ -17,7 +17,7 @@ from whvi.experiments.noisy_kfac import (
     fit_noisy_kfac,
     forward,
 )
-from whvi.likelihoods import Gaussian, HeteroscedasticGaussian, Likelihood
+from whvi.likelihoods import Likelihood
 from whvi.predictive import Predictive
 from whvi.training.seeds import seeded_generator
 
@@ -77,12 +77,12 @@ def _fit(
 ) -> FittedKFAC:
     common = settings[0]
     steps = int(common["steps"])
-    kind = HeteroscedasticGaussian if common["noise"] == "heteroscedastic" else Gaussian
-    likelihood = kind(batch_shape=(len(settings),))
+    likelihood, trained = make_noise(common, len(settings), balance=0.0)
     config = NoisyKFACConfig(
         num_steps=steps,
         batch_size=int(common["batch"]),
         learning_rate=factor * float(common["lr"]),
+        trust=float(common.get("trust", NoisyKFACConfig.trust)),
         warmup_steps=min(200, steps // 4),
         noise_hold_steps=min(500, steps // 4),
         seed=seed,
@@ -96,5 +96,5 @@ def _fit(
         seeded_generator("start", seed),
     )
     damping = torch.tensor([float(s["damping"]) for s in settings])
-    fit_noisy_kfac(network, likelihood, x, y, damping=damping, config=config)
+    fit_noisy_kfac(network, likelihood, x, y, damping=damping, config=config, trained=trained)
     return FittedKFAC(network, likelihood, seed)

@@ -21,6 +21,7 @@ from whvi.experiments.methods.parts import (
     NormalScores,
     PointLinear,
     TemperedLikelihood,
+    make_noise,
     train_finite,
 )
 from whvi.experiments.methods.protocol import DataSize, Settings
@@ -28,12 +29,7 @@ from whvi.functions import draw_functions
 from whvi.layers import MCDropout, MeanFieldLinear, WHVILinear
 from whvi.layers.sines import Sine, Tile, spread_frequencies
 from whvi.layers.structured import StructuredWeight
-from whvi.likelihoods import (
-    BalancedGradients,
-    Gaussian,
-    HeteroscedasticGaussian,
-    Likelihood,
-)
+from whvi.likelihoods import Likelihood
 from whvi.models.mlp import LayerFactory
 from whvi.predictive import Predictive
 from whvi.training import FitConfig, fit
@@ -44,6 +40,7 @@ _LAYERS: dict[str, tuple[LayerFactory, LayerFactory]] = {
     "mean-field": (MeanFieldLinear, MeanFieldLinear),
     "plain": (PointLinear, PointLinear),
 }
+_BALANCE = 0.5  # of the gradients where the noise is a function of the input
 _LAPLACE_SCALE = 0.25  # from 0.1 to 1 it makes little difference on powerplant
 _VALUES_AT_ONCE = 1 << 23  # of the widest hidden layer in prediction: 32 MB
 
@@ -89,14 +86,11 @@ class NetworkMethod:
         if scores:
             x = scores(x)
         betas = torch.tensor([float(s["beta"]) for s in settings])
-        noise = _likelihood(common, len(settings))
+        noise, trained = make_noise(common, len(settings), balance=_BALANCE)
         model = build_network(self.layers, settings, x.shape[-1], noise.num_features)
         _reset(model, common, seed)
         config = _fit_config(common, x.shape[-2], seed, factor)
-        balanced = noise
-        if isinstance(noise, HeteroscedasticGaussian):
-            balanced = BalancedGradients(noise, balance=float(common.get("balance", 0.5)))
-        fit(model, TemperedLikelihood(balanced, betas), (x, y), config=config)
+        fit(model, TemperedLikelihood(trained, betas), (x, y), config=config)
         return FittedNetwork(model, noise, seed, scores)
 
 
@@ -161,11 +155,6 @@ def build_network(
         before = width
     modules.append(last(before, out_features, **place))  # type: ignore[arg-type]
     return nn.Sequential(*modules)
-
-
-def _likelihood(settings: Settings, num_replicas: int) -> Likelihood:
-    kind = HeteroscedasticGaussian if settings["noise"] == "heteroscedastic" else Gaussian
-    return kind(batch_shape=(num_replicas,))
 
 
 def _reset(model: nn.Module, settings: Settings, seed: int) -> None:

@@ -10,8 +10,14 @@ import torch
 from torch import Tensor, nn
 
 from whvi.errors import NumericalError
+from whvi.experiments.methods.protocol import Settings
 from whvi.layers.protocol import BayesianLayer
-from whvi.likelihoods import Likelihood
+from whvi.likelihoods import (
+    BalancedGradients,
+    Gaussian,
+    HeteroscedasticGaussian,
+    Likelihood,
+)
 from whvi.predictive import Predictive
 
 _Fitted = TypeVar("_Fitted")
@@ -31,6 +37,27 @@ def train_finite(train: Callable[[float], _Fitted]) -> _Fitted:
         except NumericalError:
             continue
     return train(_SMALLEST)
+
+
+def make_noise(
+    settings: Settings, num_replicas: int, *, balance: float
+) -> tuple[Likelihood, Likelihood]:
+    """Return the likelihood of R networks, and the one whose gradients train them.
+
+    They differ where the noise is a function of the input: the weights of
+    :class:`whvi.likelihoods.BalancedGradients`.
+
+    Args:
+        settings: ``noise`` is ``"constant"`` or ``"heteroscedastic"``.
+        num_replicas: R.
+        balance: Of the gradients, if ``settings`` does not have it.
+    """
+    replicas = (num_replicas,)
+    if settings["noise"] != "heteroscedastic":
+        constant = Gaussian(batch_shape=replicas)
+        return constant, constant
+    varying = HeteroscedasticGaussian(batch_shape=replicas)
+    return varying, BalancedGradients(varying, balance=float(settings.get("balance", balance)))
 
 
 @final
