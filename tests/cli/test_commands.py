@@ -203,13 +203,17 @@ def test_reproduce_hands_its_options_on(monkeypatch, capsys):
 
     monkeypatch.setattr("whvi.experiments.table1.reproduce_table1", fake)
     call = ["reproduce", "table1", "--quick", "--methods", "whvi,mean-field", "--data", "yacht"]
-    assert main([*call, "--splits", "0-1", "--shard", "1/2", "--seeds", "3", "-q"]) == 0
+    assert (
+        main([*call, "--splits", "0-1", "--shard", "1/2", "--seeds", "3", "--scores", "a", "-q"])
+        == 0
+    )
     assert called["output"] == "results/table1-quick"
     assert called["methods"] == ("whvi", "mean-field")
     assert called["datasets"] == ("yacht",)
     assert called["splits"] == [0, 1]
     assert called["seeds"] == (3,)
     assert called["shard"] == (1, 2)
+    assert called["scores"] == "a"
     assert called["progress"] is False
     assert capsys.readouterr().out == "results/table1-quick/README.md\n"
 

@@ -71,6 +71,8 @@ WRONG = {
     "impossible shard": ("reproduce table1 --shard 3/2 -o {folder}/t", "shard"),
     "seeds in words": ("reproduce figure1 --seeds some -o {folder}/t", "takes whole numbers"),
     "option of another": ("reproduce figure1 --jobs 2 -o {folder}/t", "no option --jobs"),
+    "scores of another": ("reproduce figure2 --scores a -o {folder}/t", "no option --scores"),
+    "no such scores": ("reproduce table1 --scores a -o {folder}/t", "no file of choices 'a'"),
     "no jobs": ("reproduce table1 --jobs 0", "'--jobs'"),
     "demo in a file": ("demo -o {train}", "cannot make the folder"),
     "bench options without source": ("bench --sections fwht", "the current folder is none"),

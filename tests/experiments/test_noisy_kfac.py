@@ -6,9 +6,12 @@ import math
 
 import pytest
 import torch
+from tests.experiments.conftest import tiny
 from torch import Tensor
 
 from whvi.errors import ConfigError
+from whvi.experiments.grids import METHODS
+from whvi.experiments.methods import kfac
 from whvi.experiments.noisy_kfac import (
     Curvature,
     MatrixGaussianNetwork,
@@ -126,3 +129,22 @@ def test_other_gradients_move_the_means_and_leave_the_fisher_factors(
         assert not torch.allclose(plain.means[k], other.means[k], rtol=1e-2)
         assert torch.equal(plain.s_factors[k], other.s_factors[k])
         assert torch.equal(plain.a_factors[k], other.a_factors[k])
+
+
+@pytest.mark.parametrize(("given", "balance"), [({}, 0.0), ({"balance": 1.0}, 1.0)])
+def test_the_method_trains_by_its_settings(
+    given: dict[str, float], balance: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = {}
+
+    def spy(network, likelihood, x, y, *, damping, config, trained) -> None:
+        seen.update(config=config, trained=trained, likelihood=likelihood, damping=damping)
+
+    monkeypatch.setattr(kfac, "fit_noisy_kfac", spy)
+    noise = {"noise": "heteroscedastic", "damping": 0.5, "prior": 1.0, "trust": 0.125}
+    settings = [{**tiny(beta, **noise), **given} for beta in (0.1, 0.2)]
+    METHODS["noisy-kfac"].fit(settings, torch.randn(2, 9, 3), torch.randn(2, 9), seed=0)
+    assert seen["config"].trust == 0.125
+    assert seen["trained"].balance == balance
+    assert seen["trained"].inner is seen["likelihood"]
+    assert seen["damping"].tolist() == [0.5, 0.5]

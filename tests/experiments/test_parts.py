@@ -7,9 +7,9 @@ from tests.experiments.conftest import tiny
 from torch import nn
 
 from whvi import MCDropout, draw_functions, elbo
-from whvi.errors import NumericalError
+from whvi.errors import ConfigError, NumericalError
 from whvi.experiments.grids import METHODS
-from whvi.experiments.methods.networks import build_network
+from whvi.experiments.methods.networks import NetworkMethod, build_network
 from whvi.experiments.methods.parts import (
     NormalScores,
     PointLinear,
@@ -85,6 +85,15 @@ def test_laplace_features_start_with_spread_frequencies(generator: torch.Generat
     assert bool((factors["relu"] == 1).all() and (factors["sine"] == 1).all())
     assert factors["laplace"].shape == (2, 4, 4)  # stacked blocks of 4 × 4, not one of 16 × 16
     assert len(factors["laplace"].unique()) == 32
+    # ¼ / |z|: its median is 0.37, that of 1 / |z| would be 1.48
+    assert 0.15 < float(factors["laplace"].median()) < 0.8
+
+
+@pytest.mark.parametrize(("layers", "features"), [("structured", "Laplace"), ("plain", "laplace")])
+def test_features_that_do_not_exist_are_refused(layers: str, features: str) -> None:
+    method = NetworkMethod("tiny", layers, lambda size: ())
+    with pytest.raises(ConfigError, match=r"one of relu, sine, laplace|structured"):
+        method.fit([tiny(1.0, features=features)], torch.randn(1, 9, 3), torch.randn(1, 9), seed=0)
 
 
 def test_the_penalty_of_plain_weights_is_half_their_square() -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -10,6 +11,7 @@ from whvi.errors import ConfigError
 from whvi.experiments import table1
 from whvi.experiments.records import RecordStore
 from whvi.experiments.runner import Unit, plan_units
+from whvi.experiments.selection import Choice, Known, choose
 from whvi.experiments.table1 import Table1Work, chunk_size, expected_cost, main, parse_splits
 
 # yacht, split 0, 600 steps: a wide band around what was measured when it was stored
@@ -66,14 +68,54 @@ def test_scores_are_shared_within_a_family_a_data_set_and_a_seed_only(tmp_path: 
 
 def test_scores_of_an_earlier_grid_are_kept(tmp_path: Path) -> None:
     old, new = tmp_path / "old.jsonl", tmp_path / "choices.jsonl"
-    for path, scores in ((old, {"both": {"rmse": 1.0}, "gone": {}}), (new, {"both": {}})):
-        split = 1 if path is old else 2
-        name = {"method": "noisy-kfac", "dataset": "yacht", "split": split, "seed": 0}
-        RecordStore(path).append([{**name, "scores": scores}])
+    name = {"dataset": "yacht", "split": 1, "seed": 0}
+    RecordStore(old).append(
+        [
+            {**name, "method": "noisy-kfac", "scores": {"both": {"rmse": 1.0}, "gone": {}}},
+            {**name, "method": "forgotten", "scores": {"other": {}}},
+        ]
+    )
+    RecordStore(new).append([{**name, "method": "noisy-kfac", "scores": {"both": {"rmse": 2.0}}}])
     unit = Unit("noisy-kfac", "yacht", (1,), 0)
     known = Table1Work(str(new), scores_path=str(old))._scores_of_family(unit)
-    assert known == {1: {"both": {"rmse": 1.0}, "gone": {}}, 2: {"both": {}}}
-    assert set(Table1Work(str(new))._scores_of_family(unit)) == {2}
+    assert known == {1: {"both": {"rmse": 2.0}, "gone": {}}}
+    assert Table1Work(str(new))._scores_of_family(unit) == {1: {"both": {"rmse": 2.0}}}
+
+
+def test_scores_of_other_splits_are_refused(
+    uci_root: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("sklearn")
+    options = ["--quick", "--methods", "hist-gradient-boosting", "--data", "yacht", "--no-progress"]
+    options += ["--data-dir", uci_root, "--splits", "0"]
+    first, second = tmp_path / "first", tmp_path / "second"
+    assert main([*options, "--output", str(first), "--protocol", "random"]) == 0
+    scores = str(first / "choices.jsonl")
+    capsys.readouterr()
+    assert main([*options, "--output", str(second), "--scores", scores]) == 2
+    assert "by the protocol random, not literature" in capsys.readouterr().err
+    assert not second.exists()
+
+
+def test_kept_scores_are_not_computed_again(
+    uci_root: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("sklearn")
+    seen = []
+
+    def spy(*args: Any, known: Known, **options: Any) -> list[Choice]:
+        seen.append({split: set(scores) for split, scores in known.items()})
+        return choose(*args, known=known, **options)
+
+    monkeypatch.setattr(table1, "choose", spy)
+    options = ["--quick", "--methods", "hist-gradient-boosting", "--data", "yacht", "--no-progress"]
+    options += ["--data-dir", uci_root, "--splits", "0"]
+    first, second = tmp_path / "first", tmp_path / "second"
+    assert main([*options, "--output", str(first)]) == 0
+    scores = str(first / "choices.jsonl")
+    assert main([*options, "--output", str(second), "--scores", scores]) == 0
+    assert seen[0] == {}
+    assert len(seen[1][0]) == 1  # the one candidate of a quick run
 
 
 def test_the_papers_protocol_draws_its_own_splits(uci_root: str, tmp_path: Path) -> None:
@@ -98,8 +140,13 @@ def test_the_longest_units_of_a_method_are_dealt_first() -> None:
 
     assert {name for name, _ in order("whvi")[:2]} == {"concrete", "energy"}
     assert order("whvi")[-2:] == [("protein", 3), ("protein", 2)]
-    best = order("whvi-best")  # on protein one candidate has 2,048 units
-    assert best.index(("protein", 3)) < best.index(("kin8nm", 10))
+    best = plan_units(["whvi-best"], numbers, chunk=chunk_size, cost=expected_cost)
+    costs = [expected_cost(unit) for unit in best]
+    assert costs == sorted(costs, reverse=True)
+    narrow, wide = (
+        expected_cost(Unit(method, "protein", (0, 1, 2), 0)) for method in ("whvi", "whvi-best")
+    )
+    assert wide > 5 * narrow  # 2,048 units, four members
     assert sum(count for _, count in order("extra-trees")) == 7 * 20 + 5
 
 

@@ -250,6 +250,9 @@ def reproduce(
     data_dir: Annotated[
         str | None, typer.Option("--data-dir", help="Folder of the UCI sets.")
     ] = None,
+    scores: Annotated[
+        str | None, typer.Option("--scores", help="Table 1: choices.jsonl of an earlier grid.")
+    ] = None,
     quiet: Quiet = False,
 ) -> None:
     """Compute a table or figure of the paper; stopped runs go on where they were."""
@@ -266,6 +269,7 @@ def reproduce(
         jobs=jobs,
         shard=shard,
         data_dir=data_dir,
+        scores=scores,
         quiet=quiet,
     )
     reproduce_paper(what.value, options)

@@ -7,6 +7,8 @@ from typing import Any
 
 from whvi.errors import ConfigError
 
+_OF_TABLE1 = ("splits", "protocol", "shard", "data_dir", "scores")
+
 
 @dataclass(frozen=True)
 class ReproduceOptions:
@@ -22,6 +24,7 @@ class ReproduceOptions:
     jobs: int = 1
     shard: str = "1/1"
     data_dir: str | None = None
+    scores: str | None = None
     quiet: bool = False
 
     @property
@@ -68,6 +71,7 @@ def _table1(output: str, options: ReproduceOptions) -> None:
         jobs=options.jobs,
         shard=parse_shard(options.shard),
         data_dir=options.data_dir,
+        scores=options.scores,
         progress=not options.quiet,
         **given,
     )
@@ -75,7 +79,7 @@ def _table1(output: str, options: ReproduceOptions) -> None:
 
 
 def _figure1(output: str, options: ReproduceOptions) -> None:
-    options.refuse("figure1", "methods", "data", "splits", "protocol", "jobs", "shard", "data_dir")
+    options.refuse("figure1", "methods", "data", "jobs", *_OF_TABLE1)
     from whvi.experiments.figure1 import reproduce_figure1
 
     if len(options.seeds) > 1:
@@ -86,7 +90,7 @@ def _figure1(output: str, options: ReproduceOptions) -> None:
 
 
 def _figure2(output: str, options: ReproduceOptions) -> None:
-    options.refuse("figure2", "splits", "protocol", "shard", "data_dir")
+    options.refuse("figure2", *_OF_TABLE1)
     from whvi.experiments.figure2 import reproduce_figure2
 
     reproduce_figure2(

@@ -195,7 +195,7 @@ def fit_noisy_kfac(
         config: Options.
         trained: Gives the gradients of the steps, if not ``likelihood`` itself; such as
             :class:`whvi.likelihoods.BalancedGradients` of it. The Fisher factors, and so the
-            posterior, are those of ``likelihood``.
+            covariance of the posterior, are those of ``likelihood``.
     """
     trained = likelihood if trained is None else trained
     generator = seeded_generator("noisy-kfac", config.seed)

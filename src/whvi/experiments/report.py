@@ -245,8 +245,9 @@ def _notes() -> str:
   inner validation rows (`docs/table1.md`); `mnll_unscaled` in the records is without it.
 - **Parameters** count all members of an ensemble; for noisy K-FAC, means and Kronecker factors;
   for trees, leaves. **Seconds** sum over splits the choice of hyper-parameters and the final fits,
-  on one thread each. **Duplicates**: test rows per split whose inputs also stand among the
-  training rows.
+  on one thread each; a candidate whose scores were known, from a method of the same layers or from
+  an earlier grid, costs nothing (`docs/table1.md`). **Duplicates**: test rows per split whose
+  inputs also stand among the training rows.
 """
 
 

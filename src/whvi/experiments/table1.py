@@ -95,15 +95,16 @@ class Table1Work:
         known: dict[int, dict[str, Scores]] = {}
         paths = [path for path in (self.scores_path, self.choices_path) if path]
         for row in (row for path in paths for row in RecordStore(path).read().values()):
+            method = METHODS.get(row["method"])  # an earlier grid may have had others
             same = (row["dataset"], row["seed"]) == (unit.dataset, unit.seed)
-            if same and METHODS[row["method"]].family == family:
+            if same and method and method.family == family:
                 known.setdefault(row["split"], {}).update(row["scores"])
         return known
 
     def _keep(self, unit: Unit, splits: Sequence[int], choices: Sequence[Choice]) -> None:
         name = {"method": unit.method, "dataset": unit.dataset}
         rows = [
-            {**name, "split": k, "seed": unit.seed, **choice.as_dict()}
+            {**name, "split": k, "seed": unit.seed, **choice.as_dict(), "protocol": self.protocol}
             for k, choice in zip(splits, choices, strict=True)
         ]
         RecordStore(self.choices_path).append(rows)
@@ -147,13 +148,25 @@ def reproduce_table1(
     numbers = {name: _split_numbers(name, splits, quick=quick) for name in datasets}
     folder = Path(output)
     store = RecordStore(folder / "records.jsonl")
-    if scores is not None and not Path(scores).is_file():
-        raise ConfigError(f"there is no file of choices {scores!r}; leave it out to choose anew")
+    if scores is not None:
+        _check_scores(scores, protocol)
     work = Table1Work(str(folder / "choices.jsonl"), data_dir, quick, protocol, scores)
     units = plan_units(methods, numbers, seeds=seeds, chunk=chunk_size, cost=expected_cost)
     run_units(units, work, store, jobs=jobs, shard=shard, progress=progress)
     write_report(store.read().values(), folder)
     return folder
+
+
+def _check_scores(path: str, protocol: str) -> None:
+    """Refuse validation scores of other splits: their rows may be test rows here."""
+    if not Path(path).is_file():
+        raise ConfigError(f"there is no file of choices {path!r}; leave it out to choose anew")
+    found = {row.get("protocol", "literature") for row in RecordStore(path).read().values()}
+    if found - {protocol}:
+        raise ConfigError(
+            f"{path!r} has choices by the protocol {', '.join(sorted(found))}, not {protocol}; "
+            "leave it out to choose anew"
+        )
 
 
 def _split_numbers(name: str, splits: Sequence[int] | None, *, quick: bool) -> list[int]:

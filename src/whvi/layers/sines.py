@@ -8,6 +8,7 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
+from whvi.checks import check_positive
 from whvi.layers.structured import StructuredWeight
 
 _LARGEST_FACTOR = 64.0
@@ -52,17 +53,19 @@ def spread_frequencies(
     r"""Multiply the columns of every block by ``scale / |z|``, ``z ~ N(0, 1)``, in place.
 
     A reset leaves Gaussian weights of variance ``2 / in``. Over an independent ``|z|`` they are
-    Cauchy, the spectral density of the Laplace kernel: sines of ``W x`` start as features of
+    Cauchy, the spectral density of the Laplace kernel
 
-    .. math:: k(x, x') = \prod_j e^{-|x_j - x'_j| / \ell}, \qquad \ell = \sqrt{in / 2} / scale,
+    .. math:: k(\delta) = \prod_j e^{-|\delta_j| / \ell}, \qquad \ell = \sqrt{in / 2} / scale,
 
-    the kernel that forests of random cuts approach. It sees steps, and every column at a scale of
-    its own, where Gaussian frequencies see one smooth scale.
+    which forests of random cuts approach (Balog et al., 2016). It sees steps, where Gaussian
+    frequencies see one smooth scale. As biases start at zero, sines of ``W x`` start as features
+    of ``k(x - x') - k(x + x')``; a uniform phase would give ``k(x - x')``.
 
     Args:
         weight: Just reset. Columns have their own factors in every stacked block.
-        scale: Of the frequencies; ``1 / |z|`` above 64 is cut off.
+        scale: Of the frequencies, above zero; ``1 / |z|`` above 64 is cut off.
         generator: Draws ``z``.
     """
+    check_positive("scale", scale)
     z = torch.empty_like(weight.s2).normal_(generator=generator)
     weight.s2.mul_(z.abs_().reciprocal_().clamp_(max=_LARGEST_FACTOR).mul_(scale))

@@ -12,11 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import cast, final
+from typing import final
 
 import torch
 from torch import Tensor, nn
 
+from whvi.errors import ConfigError
 from whvi.experiments.methods.parts import (
     NormalScores,
     PointLinear,
@@ -40,6 +41,7 @@ _LAYERS: dict[str, tuple[LayerFactory, LayerFactory]] = {
     "mean-field": (MeanFieldLinear, MeanFieldLinear),
     "plain": (PointLinear, PointLinear),
 }
+_FEATURES = ("relu", "sine", "laplace")
 _BALANCE = 0.5  # of the gradients where the noise is a function of the input
 _LAPLACE_SCALE = 0.25  # from 0.1 to 1 it makes little difference on powerplant
 _VALUES_AT_ONCE = 1 << 23  # of the widest hidden layer in prediction: 32 MB
@@ -144,6 +146,8 @@ def build_network(
     modules: list[nn.Module] = []
     before = in_features
     features = common.get("features", "relu")
+    if features not in _FEATURES:
+        raise ConfigError(f"features must be one of {', '.join(_FEATURES)}, got {features!r}")
     if features == "sine":
         modules.append(Tile(in_features, width))
         before = width
@@ -165,7 +169,9 @@ def _reset(model: nn.Module, settings: Settings, seed: int) -> None:
     for layer in layers:
         layer.reset_parameters(generator=generator)
     if settings.get("features") == "laplace":
-        first = cast(StructuredWeight, layers[0].weight)
+        first = layers[0].weight
+        if not isinstance(first, StructuredWeight):
+            raise ConfigError("Laplace features need structured layers")
         spread_frequencies(first, scale=_LAPLACE_SCALE, generator=generator)
 
 
