@@ -53,30 +53,34 @@ def _whvi(size: DataSize) -> tuple[Settings, ...]:
 
 
 def _whvi_best(size: DataSize) -> tuple[Settings, ...]:
-    """Candidates of ``whvi`` and wide ones.
-
-    On few rows the three with varying noise and one with constant noise (β = 0.6), on many all but
-    the one with varying noise and β = 0.6.
-    """
-    narrow = _whvi(size)
+    """Candidates of ``whvi`` (0–2: constant noise, 3–5: varying; β falls) and wide ones."""
+    narrow, (constant, varying) = _whvi(size), _noises(size)
     if size.num_rows < _LARGE:
-        return (*narrow[3:], narrow[0], _wide_small(0.1), _wide_small(0.2))
-    return (*narrow[:3], *narrow[4:], _wide(size))
+        wide = [_wider(size, beta) | varying for beta in (0.1, 0.2)]
+        return (*narrow[3:], narrow[0], *wide)
+    if size.num_rows < _VERY_LARGE:
+        # 512 units on much data: β = 0.1 where there is hardly any noise, else the whole KL
+        wide = [_wider(size, 0.1) | constant, _wider(size, 1.0) | varying]
+        return (narrow[0], narrow[1], narrow[4], *wide, _sines(size))
+    return (*narrow[:3], *narrow[4:], _sines(size))
 
 
-def _wide_small(beta: float) -> Settings:
-    """The paper's network four times as wide."""
-    shape: dict[str, Setting] = {"width": 512, "depth": 2, "noise": "heteroscedastic"}
-    return {**shape, "steps": 4000, "batch": 64, "lr": 1.5e-2, "beta": beta}
+def _wider(size: DataSize, beta: float) -> dict[str, Setting]:
+    """The paper's network four times as wide, with fewer steps."""
+    steps, batch = (8000, 128) if size.num_rows >= _LARGE else (4000, 64)
+    shape: dict[str, Setting] = {"width": 512, "depth": 2}
+    return {**shape, "steps": steps, "batch": batch, "lr": 1.5e-2, "beta": beta}
 
 
-def _wide(size: DataSize) -> Settings:
-    """Three wide layers on tiled inputs, the first with sine features."""
+def _sines(size: DataSize) -> Settings:
+    """Three wide layers, the first with sine features, on inputs by their ranks.
+
+    On very many rows the inputs are tiled; else the frequencies are those of a Laplace kernel.
+    """
     very_large = size.num_rows >= _VERY_LARGE
-    width, steps = (2048, 9000) if very_large else (1024, 4000)
-    shape: dict[str, Setting] = {"width": width, "depth": 3, "features": "sine"}
-    if very_large:
-        shape["inputs"] = "normal scores"
+    width, steps, features = (2048, 9000, "sine") if very_large else (1024, 4000, "laplace")
+    shape: dict[str, Setting] = {"width": width, "depth": 3, "features": features}
+    shape["inputs"] = "normal scores"
     training: dict[str, Setting] = {"steps": steps, "batch": 128, "lr": 2e-2}
     return {**shape, **training, **_noises(size)[1], "beta": 0.1}
 
@@ -106,12 +110,19 @@ def _deep_ensemble(size: DataSize) -> tuple[Settings, ...]:
 
 
 def _noisy_kfac(size: DataSize) -> tuple[Settings, ...]:
+    """Constant noise, noise by the likelihood and by least squares for its mean, two β each."""
+    large = size.num_rows >= _LARGE
     # natural gradients need fewer, dearer steps
     common = {**_training(size, lr=2e-2), "damping": 1e-3, "prior": 0.03}
-    common |= {"steps": 4000} if size.num_rows >= _LARGE else {"steps": 2000, "batch": 32}
+    common |= {"steps": 4000} if large else {"steps": 2000, "batch": 32}
+    constant: dict[str, Setting] = {"noise": "constant"}
+    varying: dict[str, Setting] = {"noise": "heteroscedastic"}
+    balanced = {**varying, "balance": 1.0, **({"trust": 1e-4} if large else {})}
+    weights = ((0.03, 0.3), (0.1, 0.3), (0.1, 0.03)) if large else ((0.1, 0.03),) * 3
     return tuple(
-        {**common, "noise": noise, "beta": beta}
-        for noise, beta in product(("constant", "heteroscedastic"), (0.1, 0.03, 0.3))
+        {**common, **noise, "beta": beta}
+        for noise, betas in zip((constant, varying, balanced), weights, strict=True)
+        for beta in betas
     )
 
 
