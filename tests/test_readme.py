@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from whvi.experiments.headline import own_table, rivals_table
+from whvi.experiments.pairs import paired_differences
 from whvi.experiments.paper import DATASETS
 from whvi.experiments.records import RecordStore
 
@@ -77,10 +78,97 @@ def _summary(name: str) -> list[dict]:
 
 
 def test_the_tables_of_results_are_those_of_the_records():
-    records = list(RecordStore(ROOT / "results" / "table1" / "records.jsonl").read().values())
+    records = _table1()
     hint = "copy what `python -m whvi.experiments.headline` prints into the README"
     assert own_table(records) in README, hint
     assert rivals_table(records) in README, hint
+
+
+def _table1() -> list[dict]:
+    return list(RecordStore(ROOT / "results" / "table1" / "records.jsonl").read().values())
+
+
+def _ahead(reference: str, rival: str) -> dict[str, str]:
+    """``"+−"`` by data set: RMSE, MNLL where the rival is ahead (+), behind (−) or level (=)."""
+
+    def sign(difference) -> str:
+        if abs(difference.mean) < 2 * difference.standard_error:
+            return "="
+        return "+" if difference.mean < 0 else "−"
+
+    pairs = paired_differences(_table1(), reference)
+    return {
+        p.dataset: "".join(map(sign, p.differences.values())) for p in pairs if p.rival == rival
+    }
+
+
+def test_who_is_ahead_of_one_network_is_in_the_records():
+    said = {
+        "mean-field": {"energy", "kin8nm", "powerplant", "protein"},
+        "deep-ensemble": {"energy", "naval", "powerplant", "protein"},
+        "mc-dropout": {"concrete", "protein"},
+        "noisy-kfac": {"protein"},
+        "extra-trees": {"powerplant", "protein"},
+        "hist-gradient-boosting": {"powerplant", "protein", "concrete"},
+    }
+    for rival, names in said.items():
+        found = _ahead("whvi", rival)
+        assert {name for name, signs in found.items() if signs == "++"} == names, rival
+    kfac = _ahead("whvi", "noisy-kfac")
+    assert {name for name, signs in kfac.items() if signs[1] == "+"} == {
+        *("protein", "boston", "kin8nm", "naval")
+    }
+
+
+def test_who_is_ahead_of_whvi_best_is_in_the_records():
+    networks = ("mean-field", "mc-dropout", "noisy-kfac", "deep-ensemble")
+    found = {rival: _ahead("whvi-best", rival) for rival in networks}
+    clear = {n for n in DATASETS if all(found[rival][n] == "−−" for rival in networks)}
+    assert clear == {"boston", "kin8nm", "powerplant", "protein", "yacht"}
+    assert found["mc-dropout"]["concrete"] == "=="
+    assert found["deep-ensemble"]["concrete"] == "=−"
+    assert found["deep-ensemble"]["energy"] == "++"
+    assert found["deep-ensemble"]["naval"] == "−+"
+    boosting, extra = (
+        _ahead("whvi-best", name) for name in ("hist-gradient-boosting", "extra-trees")
+    )
+    assert {n for n, signs in extra.items() if signs[0] == "+"} == {"protein"}
+    assert {n for n, signs in boosting.items() if signs[0] == "+"} == {"powerplant"}
+    assert boosting["concrete"][0] == "="
+
+
+def test_the_figures_beside_whvi_best_are_those_of_the_records():
+    pairs = {
+        (p.dataset, p.rival): p.differences for p in paired_differences(_table1(), "whvi-best")
+    }
+
+    def quoted(difference, decimals: int) -> str:
+        return f"{-difference.mean:.{decimals}f} ± {difference.standard_error:.{decimals}f}"
+
+    text = " ".join(README.split())
+    energy, naval = pairs["energy", "deep-ensemble"], pairs["naval", "deep-ensemble"]
+    rmse, mnll = (quoted(energy[score], k) for score, k in (("rmse", 3), ("mnll", 2)))
+    assert f"RMSE lower by {rmse}, MNLL by {mnll}" in text
+    assert f"MNLL on naval (by {quoted(naval['mnll'], 2)})" in text
+    for dataset, rival in (("powerplant", "hist-gradient-boosting"), ("protein", "extra-trees")):
+        ratio = pairs[dataset, rival]["rmse"]
+        assert f"{1 - ratio.rival / ratio.reference:.0%}" == "2%"
+    trees = [
+        p for (_, name), p in pairs.items() if name in ("extra-trees", "hist-gradient-boosting")
+    ]
+    assert len(trees) == 16
+    assert all(p["mnll"].mean > 0 for p in trees)
+    errors: dict[str, dict[int, float]] = {}
+    for record in _table1():
+        if record["dataset"] == "naval":
+            errors.setdefault(record["method"], {})[record["split"]] = record["rmse"]
+    lowest = [min(errors, key=lambda name: errors[name][k]) for k in range(20)]
+    assert lowest.count("noisy-kfac") == 15
+    worst = max(errors["noisy-kfac"][k] / errors["whvi"][k] for k in range(20))
+    assert f"another {worst:.0f} times those of one WHVI network" in text
+    sizes = {r["num_parameters"] for r in _summary("table1") if r["method"] == "whvi-best"}
+    assert min(sizes) > 24_000
+    assert max(sizes) < 160_000
 
 
 def test_what_is_said_of_trees_is_in_the_records():
