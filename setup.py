@@ -14,7 +14,7 @@ EXTRA_FLAGS = os.environ.get("WHVI_CFLAGS", "").split()
 EXTRA_LINK_FLAGS = os.environ.get("WHVI_LDFLAGS", "").split()
 
 kernel = Extension(
-    "whvi.transforms._kernel",
+    "whvi._kernel._compiled",
     sources=["csrc/kernel.c"],
     depends=[
         f"csrc/{name}.h"

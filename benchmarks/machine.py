@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from whvi.transforms.backend import backend
+from whvi._kernel.backend import backend
 
 _CPU_FACTS = Path("/proc/cpuinfo")
 

@@ -12,7 +12,7 @@ import torch
 
 from benchmarks.records import Cell, timed_cell
 from benchmarks.timing import Effort, Rival
-from whvi.product import noisy_structured_product, structured_product
+from whvi.functional import noisy_structured_product, structured_product
 
 TITLE = "Memory and growth with the width"
 POWERS = range(16, 22)

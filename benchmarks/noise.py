@@ -8,7 +8,7 @@ import torch
 
 from benchmarks.records import Cell, timed_cell
 from benchmarks.timing import Effort, Rival
-from whvi.noise import standard_normal
+from whvi._kernel.noise import standard_normal
 
 TITLE = "Noise"
 _POWERS = [10, 13, 16, 20, 24]

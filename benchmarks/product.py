@@ -15,7 +15,7 @@ from torch import Tensor
 from benchmarks.records import Cell, timed_cell
 from benchmarks.rivals import mean_field, unfused_noisy_product, unfused_product
 from benchmarks.timing import Effort, Rival
-from whvi.product import noisy_structured_product, structured_product
+from whvi.functional import noisy_structured_product, structured_product
 
 TITLE = "Structured product"
 SIZES = [2**k for k in range(5, 14)]

@@ -2,7 +2,7 @@
 
     python -m benchmarks.table1_row [--method whvi] [--data NAME ...] [--jobs 2] [--json FILE]
 
-Every unit of the row (see ``whvi.experiments.runner``) does what the table does, choice, final fit
+Every unit of the row (see ``reproduction.runner``) does what the table does, choice, final fit
 and prediction, with a fortieth and with an eighth of the steps. The time of all steps is the line
 through both; a row is its units one after the other in ``jobs`` processes. Needs the UCI sets.
 """
@@ -21,16 +21,16 @@ import torch
 from joblib import Parallel, delayed
 
 from benchmarks.machine import describe_machine
-from whvi.data import CATALOGUE, load_uci
-from whvi.experiments.evaluation import evaluate
-from whvi.experiments.grids import METHODS
-from whvi.experiments.methods.kfac import NoisyKFACMethod
-from whvi.experiments.methods.networks import NetworkMethod
-from whvi.experiments.methods.protocol import DataSize, Settings
-from whvi.experiments.paper import DATASETS
-from whvi.experiments.runner import Unit, plan_units
-from whvi.experiments.selection import choose
-from whvi.experiments.table1 import chunk_size, expected_cost
+from reproduction.data import CATALOGUE, load_uci
+from reproduction.evaluation import evaluate
+from reproduction.grids import METHODS
+from reproduction.methods.kfac import NoisyKFACMethod
+from reproduction.methods.networks import NetworkMethod
+from reproduction.methods.protocol import DataSize, Settings
+from reproduction.paper import DATASETS
+from reproduction.runner import Unit, plan_units
+from reproduction.selection import choose
+from reproduction.table1 import chunk_size, expected_cost
 from whvi.training.memory import keep_freed_memory
 
 TRAINED = [n for n, m in METHODS.items() if isinstance(m, NetworkMethod | NoisyKFACMethod)]

@@ -9,8 +9,8 @@ import torch
 
 from benchmarks.records import Cell, timed_cell
 from benchmarks.timing import Effort, Rival
-from whvi.noise import standard_normal
-from whvi.product import noisy_structured_product, structured_product
+from whvi._kernel.noise import standard_normal
+from whvi.functional import noisy_structured_product, structured_product
 from whvi.transforms import fwht
 
 TITLE = "Threads"

@@ -24,8 +24,8 @@ from numpy.typing import NDArray
 from sklearn.ensemble import ExtraTreesRegressor, HistGradientBoostingRegressor
 
 from benchmarks.machine import describe_machine
-from whvi.data import load_uci, train_validation_split
-from whvi.estimators import WHVIRegressor
+from reproduction.data import load_uci, train_validation_split
+from whvi.tabular import WHVIRegressor
 
 NAMES = ("boston", "concrete", "energy", "kin8nm", "naval", "powerplant", "protein", "yacht")
 _HELD_OUT = 0.15

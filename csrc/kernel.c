@@ -633,11 +633,11 @@ static PyMethodDef methods[] = {
 };
 
 static struct PyModuleDef module = {
-    PyModuleDef_HEAD_INIT, "_kernel", "Walsh-Hadamard kernels over raw pointers.", -1, methods,
+    PyModuleDef_HEAD_INIT, "_compiled", "Walsh-Hadamard kernels over raw pointers.", -1, methods,
     NULL, NULL, NULL, NULL,
 };
 
-PyMODINIT_FUNC PyInit__kernel(void) {
+PyMODINIT_FUNC PyInit__compiled(void) {
 #if HAS_X86
   __builtin_cpu_init();
 #endif

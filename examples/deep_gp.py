@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 import whvi
-from whvi.data import load_uci, simulate
+from reproduction.data import load_uci, simulate
 from whvi.gp import DeepGP, RandomFeatureGP
 from whvi.likelihoods import Gaussian
 from whvi.predictive import Predictive

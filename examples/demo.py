@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import argparse
 
-from whvi.cli.demo import run_demo
+from reproduction.demo import run_demo
 
 
 def main() -> None:

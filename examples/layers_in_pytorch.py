@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import whvi
-from whvi.data import simulate
+from reproduction.data import simulate
 from whvi.likelihoods import Gaussian
 from whvi.metrics import coverage, mnll, rmse
 

@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import ModuleType
 
 import pytest
 import torch
 from hypothesis import settings
 
-from whvi.transforms.backend import backend
+from whvi._kernel.backend import backend
+
+# Scripts that tests start import `tests` and `reproduction`, which are not installed.
+_ROOT = Path(__file__).parents[1]
+os.environ["PYTHONPATH"] = os.pathsep.join(
+    [str(_ROOT), str(_ROOT / "src"), os.environ.get("PYTHONPATH", "")]
+).rstrip(os.pathsep)
 
 # Derandomized: the same examples on every run, so that a failure is one everybody sees.
 _SHARED = {"deadline": None, "derandomize": True, "database": None}
@@ -31,7 +38,7 @@ def uci_root() -> str:
     """The folder of the real UCI sets; tests that need it skip where it is absent."""
     root = os.environ.get("WHVI_DATA")
     if not root:
-        pytest.skip("needs the UCI files: set WHVI_DATA to the folder UCI_Datasets")
+        pytest.skip("needs the UCI files: set WHVI_DATA to the folder that holds UCI_Datasets")
     return root
 
 

@@ -18,29 +18,29 @@ ROOT = Path(whvi.__file__).parent
 # A unit imports from its own row and from rows above it.
 ROWS = [
     {"errors"},
-    {"checks", "plan", "sealed"},
-    {"transforms", "noise", "sampling"},
-    {"fused", "broadcasting", "product", "priors", "posteriors"},
+    {"_checks", "_sealed"},
+    {"_kernel", "transforms", "sampling"},
+    {"functional", "priors", "posteriors"},
     {"layers", "likelihoods", "predictive", "functions"},
     {"elbo", "training", "models", "gp"},
-    {"estimators", "experiments", "modelfile", "plots", "report"},
+    {"tabular", "plots", "report"},
     {"cli", "doctor", "__main__"},
 ]
-# These know nothing of models, and nothing below the last three rows knows of them.
-APART = {"data": {"errors", "checks"}, "metrics": {"errors", "checks"}}
+# It knows nothing of models, and nothing below the last three rows knows of it.
+APART = {"metrics": {"errors", "_checks"}}
 USERS_OF_APART = {*ROWS[5], *ROWS[6], *ROWS[7]}
 
 # Optional packages, and the units that are there for their sake; elsewhere they are imported
 # inside the function that needs them.
 OPTIONAL = {
     "gpytorch": set(),
-    "joblib": {"experiments"},
-    "matplotlib": {"plots", "experiments"},
-    "pandas": {"estimators", "cli"},
+    "joblib": set(),
+    "matplotlib": {"plots"},
+    "pandas": {"tabular", "cli"},
     "pooch": set(),
     "rich": {"cli"},
-    "scipy": {"estimators", "experiments"},  # scikit-learn needs it anyway
-    "sklearn": {"estimators", "experiments"},
+    "scipy": {"tabular"},  # scikit-learn needs it anyway
+    "sklearn": {"tabular"},
     "typer": {"cli"},
 }
 

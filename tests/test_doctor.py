@@ -9,8 +9,8 @@ import torch
 
 import whvi
 from whvi import doctor
+from whvi._kernel.backend import backend
 from whvi.doctor import Check, Diagnosis, diagnose
-from whvi.transforms.backend import backend
 
 
 @pytest.fixture(scope="module")

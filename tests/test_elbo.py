@@ -5,8 +5,8 @@ import itertools
 import pytest
 import torch
 from torch import nn
-from training.doubles import TinyMeanField, gaussian, tiny_data, tiny_net
 
+from tests.training.doubles import TinyMeanField, gaussian, tiny_data, tiny_net
 from whvi.elbo import Elbo, elbo
 from whvi.errors import ConfigError, ShapeError
 from whvi.layers.protocol import kl

@@ -4,8 +4,8 @@ import pytest
 import torch
 from test_elbo import Pooled
 from torch import nn
-from training.doubles import tiny_data, tiny_net
 
+from tests.training.doubles import tiny_data, tiny_net
 from whvi.errors import ConfigError, ShapeError
 from whvi.functions import draw_functions, mean_function
 from whvi.sampling import MeanWeights, sampling

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import scipy.stats
 import torch
-from conformance.likelihood_suite import Case, LikelihoodSuite
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from tests.conformance.likelihood_suite import Case, LikelihoodSuite
 from whvi.errors import ConfigError, DataError, ShapeError
 from whvi.likelihoods import (
     BalancedGradients,

@@ -124,9 +124,9 @@ def noise_shared_across_rows() -> None:
 
 
 def logarithm_in_floats() -> None:
-    from whvi import checks
+    from whvi import _checks
 
-    substitute(checks.next_power_of_two, lambda size: 1 << math.ceil(math.log2(max(size, 1))))
+    substitute(_checks.next_power_of_two, lambda size: 1 << math.ceil(math.log2(max(size, 1))))
 
 
 def noise_not_held_fixed() -> None:
@@ -144,7 +144,7 @@ def weights_drawn_again_at_every_call() -> None:
 def scaling_that_saw_the_test_rows() -> None:
     import numpy as np
 
-    from whvi.data import scaling
+    from reproduction.data import scaling
 
     original = scaling.standardize_replicas
 
@@ -221,7 +221,7 @@ FAULTS = {
 def pytest_configure(config: pytest.Config) -> None:
     """As a plugin: plant the fault that the environment names, before tests are collected."""
     import whvi
-    import whvi.data.scaling
+    import whvi.tabular.scaling
     import whvi.training.step  # noqa: F401
 
     if name := os.environ.get(VARIABLE):

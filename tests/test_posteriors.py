@@ -5,7 +5,11 @@ import math
 
 import pytest
 import torch
-from conformance.posterior_suite import (
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from tests.conformance.posterior_suite import (
     DTYPE,
     PRIORS,
     GaussianPosteriorSuite,
@@ -15,10 +19,6 @@ from conformance.posterior_suite import (
     scramble,
     seeded,
 )
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from torch import Tensor
-
 from whvi.errors import ConfigError
 from whvi.posteriors import (
     DiagonalGaussian,

@@ -6,10 +6,10 @@ import math
 
 import pytest
 import torch
-from conformance.posterior_suite import DTYPE, scramble, seeded
 from scipy.optimize import minimize_scalar
 from torch import Tensor
 
+from tests.conformance.posterior_suite import DTYPE, scramble, seeded
 from whvi.errors import ConfigError, ShapeError
 from whvi.posteriors import DiagonalGaussian, FullGaussian, LowRankGaussian, PlanarFlow, Posterior
 from whvi.priors import EmpiricalBayesPrior, FixedPrior, LearnedPrior, make_prior

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from whvi.experiments.headline import own_table, rivals_table
-from whvi.experiments.pairs import paired_differences
-from whvi.experiments.paper import DATASETS
-from whvi.experiments.records import RecordStore
+from reproduction.headline import own_table, rivals_table
+from reproduction.pairs import paired_differences
+from reproduction.paper import DATASETS
+from reproduction.records import RecordStore
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -74,18 +74,20 @@ def test_every_target_of_make_that_is_named_exists():
 
 
 def _summary(name: str) -> list[dict]:
-    return json.loads((ROOT / "results" / name / "summary.json").read_text())
+    return json.loads((ROOT / "reproduction" / "results" / name / "summary.json").read_text())
 
 
 def test_the_tables_of_results_are_those_of_the_records():
     records = _table1()
-    hint = "copy what `python -m whvi.experiments.headline` prints into the README"
+    hint = "copy what `python -m reproduction.headline` prints into the README"
     assert own_table(records) in README, hint
     assert rivals_table(records) in README, hint
 
 
 def _table1() -> list[dict]:
-    return list(RecordStore(ROOT / "results" / "table1" / "records.jsonl").read().values())
+    return list(
+        RecordStore(ROOT / "reproduction" / "results" / "table1" / "records.jsonl").read().values()
+    )
 
 
 def _ahead(reference: str, rival: str) -> dict[str, str]:

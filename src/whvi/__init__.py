@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from whvi.elbo import Elbo, elbo
     from whvi.errors import WhviError
-    from whvi.estimators import WHVIClassifier, WHVIRegressor
+    from whvi.functional import dense_matrix, noisy_structured_product, structured_product
     from whvi.functions import draw_functions, mean_function
     from whvi.layers import (
         MCDropout,
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from whvi.layers.summary import summary
     from whvi.models.mlp import mlp
     from whvi.predictive import Predictive
-    from whvi.product import dense_matrix, noisy_structured_product, structured_product
     from whvi.sampling import LocalReparameterization, MeanWeights, WeightDraws, sampling
+    from whvi.tabular import WHVIClassifier, WHVIRegressor
     from whvi.training import FitConfig, fit
     from whvi.transforms.fwht import fwht, fwht_
 
@@ -75,7 +75,7 @@ __all__ = [
 _HOMES = {
     "whvi.elbo": ("Elbo", "elbo"),
     "whvi.errors": ("WhviError",),
-    "whvi.estimators": ("WHVIClassifier", "WHVIRegressor"),
+    "whvi.tabular": ("WHVIClassifier", "WHVIRegressor"),
     "whvi.functions": ("draw_functions", "mean_function"),
     "whvi.layers": (
         *("MCDropout", "MeanFieldConv1d", "MeanFieldConv2d", "MeanFieldConv3d", "MeanFieldLinear"),
@@ -83,7 +83,7 @@ _HOMES = {
     ),
     "whvi.models.mlp": ("mlp",),
     "whvi.predictive": ("Predictive",),
-    "whvi.product": ("dense_matrix", "noisy_structured_product", "structured_product"),
+    "whvi.functional": ("dense_matrix", "noisy_structured_product", "structured_product"),
     "whvi.sampling": ("LocalReparameterization", "MeanWeights", "WeightDraws", "sampling"),
     "whvi.training": ("FitConfig", "fit"),
     "whvi.transforms": ("fwht", "fwht_"),

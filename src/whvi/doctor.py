@@ -17,9 +17,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from whvi.product import dense_matrix, structured_product
+from whvi._kernel.backend import backend
+from whvi.functional import dense_matrix, structured_product
 from whvi.transforms import fwht
-from whvi.transforms.backend import backend
 from whvi.transforms.plain import fwht_plain
 
 _REQUIRED = ("whvi", "torch", "numpy", "safetensors")
@@ -37,7 +37,7 @@ _EXTRAS = {  # optional package -> the extra that installs it
 _VARIABLES = {
     "WHVI_KERNEL": "0 turns the compiled kernel off",
     "WHVI_ISA": "avx512, avx2 or baseline chooses its instruction set",
-    "WHVI_DATA": "folder of the UCI data sets",
+    "WHVI_DATA": "folder that holds UCI_Datasets, tables, images, text, weights",
     "OMP_NUM_THREADS": "threads torch starts with",
 }
 _ROWS, _SIZE = 256, 1024  # of the timing: one mebibyte of float32

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from whvi.checks import check_positive_int
+from whvi._checks import check_positive_int
 from whvi.errors import ConfigError
 from whvi.functions import batch_shape_of, check_rows, local_function_values
 from whvi.layers.protocol import kl

@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from whvi.checks import check_positive_int
+from whvi._checks import check_positive_int
 from whvi.errors import ShapeError
 from whvi.layers.protocol import bayesian_layers
 from whvi.sampling import LocalReparameterization, MeanWeights, WeightDraws, sampling

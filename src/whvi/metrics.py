@@ -14,7 +14,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from whvi.checks import check_finite, check_positive_int
+from whvi._checks import check_finite, check_positive_int
 from whvi.errors import ConfigError, DataError, ShapeError
 
 _PAIRS_AT_ONCE = 1 << 21  # elements of the (S, S, rows) block in memory: 16 MB in float64

@@ -19,7 +19,7 @@ from typing import Protocol, final
 import torch
 from torch import Tensor, nn
 
-from whvi.checks import check_positive
+from whvi._checks import check_positive
 from whvi.errors import ConfigError, ShapeError
 
 

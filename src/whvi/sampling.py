@@ -20,8 +20,8 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
-from whvi.checks import check_positive_int
-from whvi.noise import draw_seed
+from whvi._checks import check_positive_int
+from whvi._kernel.noise import draw_seed
 
 _SEED_STEP = 0x1E3779B97F4A7C15  # odd: the steps visit every seed before one comes back
 _NUM_SEEDS = 2**63

@@ -8,8 +8,7 @@ import torch
 pytest.importorskip("typer")
 pytest.importorskip("sklearn")
 
-from small_tables import QUICK, rows, write
-
+from tests.cli.small_tables import QUICK, rows, write
 from whvi.cli import main
 
 

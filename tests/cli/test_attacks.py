@@ -10,8 +10,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from small_tables import QUICK
 
+from tests.cli.small_tables import QUICK
 from whvi.cli import main
 from whvi.cli.predicting import harmless
 

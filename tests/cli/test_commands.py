@@ -12,12 +12,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from small_tables import QUICK
 
+from tests.cli.small_tables import QUICK
 from whvi.cli import main
 from whvi.cli.tables import TableOptions, model_columns, read
 from whvi.metrics import rmse
-from whvi.modelfile import load_model
+from whvi.tabular.modelfile import load_model
 
 
 def table(text):
@@ -167,7 +167,7 @@ def test_version_and_help(capsys):
     assert capsys.readouterr().out.startswith("whvi ")
     assert main([]) == 0
     assert "evaluate" in capsys.readouterr().out
-    for verb in ("fit", "predict", "evaluate", "report", "info", "demo", "doctor", "reproduce"):
+    for verb in ("fit", "predict", "evaluate", "report", "info", "doctor"):
         assert main([verb, "--help"]) == 0
         assert "Usage: whvi" in capsys.readouterr().out
 
@@ -175,54 +175,6 @@ def test_version_and_help(capsys):
 def test_doctor(capsys):
     assert main(["doctor"]) == 0
     assert "self-check" in capsys.readouterr().out
-
-
-def test_bench_without_a_checkout(capsys, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("whvi.cli.benchmarking._SIZES", (16,))
-    assert main(["bench"]) == 0
-    captured = capsys.readouterr()
-    assert "short measurement" in captured.err
-    assert "fwht" in captured.out
-
-
-def test_bench_in_a_checkout(tmp_path, monkeypatch):
-    (tmp_path / "benchmarks").mkdir()
-    for name in ("__init__", "__main__"):
-        (tmp_path / "benchmarks" / f"{name}.py").write_text("import sys; print(sys.argv[1:])\n")
-    monkeypatch.chdir(tmp_path)
-    assert main(["bench", "--quick", "--seconds", "1"]) == 0
-
-
-def test_reproduce_hands_its_options_on(monkeypatch, capsys):
-    called = {}
-
-    def fake(output, **options):
-        called.update(options, output=output)
-        return Path(output)
-
-    monkeypatch.setattr("whvi.experiments.table1.reproduce_table1", fake)
-    call = ["reproduce", "table1", "--quick", "--methods", "whvi,mean-field", "--data", "yacht"]
-    assert (
-        main([*call, "--splits", "0-1", "--shard", "1/2", "--seeds", "3", "--scores", "a", "-q"])
-        == 0
-    )
-    assert called["output"] == "results/table1-quick"
-    assert called["methods"] == ("whvi", "mean-field")
-    assert called["datasets"] == ("yacht",)
-    assert called["splits"] == [0, 1]
-    assert called["seeds"] == (3,)
-    assert called["shard"] == (1, 2)
-    assert called["scores"] == "a"
-    assert called["progress"] is False
-    assert capsys.readouterr().out == "results/table1-quick/README.md\n"
-
-
-def test_reproduce_figure1(tmp_path, capsys):
-    pytest.importorskip("matplotlib")
-    assert main(["reproduce", "figure1", "--quick", "-o", str(tmp_path)]) == 0
-    assert (tmp_path / "figure1.png").is_file()
-    assert "figure1.json" in capsys.readouterr().out
 
 
 @pytest.mark.nightly
@@ -240,6 +192,6 @@ def test_an_interrupt_is_130(files, monkeypatch, capsys):
     def interrupted(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("whvi.modelfile.load_model", interrupted)
+    monkeypatch.setattr("whvi.tabular.modelfile.load_model", interrupted)
     assert main(["predict", files["house"], files["new"]]) == 130
     assert capsys.readouterr().err == "interrupted\n"

@@ -12,8 +12,8 @@ import re
 import time
 
 import pytest
-from small_tables import QUICK, rows, write
 
+from tests.cli.small_tables import QUICK, rows, write
 from whvi.cli import main
 
 WORKS = "works"

@@ -7,12 +7,12 @@ import shlex
 from pathlib import Path
 
 import pytest
-from small_tables import QUICK, rows, write
 
+from tests.cli.small_tables import QUICK, rows, write
 from whvi.cli import main
 
 ROOT = Path(__file__).parents[2]
-LONG = {"demo", "reproduce", "bench", "doctor"}  # have tests of their own
+LONG = {"doctor"}  # have tests of their own
 
 
 def commands(page: str) -> list[list[str]]:
@@ -38,4 +38,4 @@ def test_every_command_works_as_written(page, tmp_path, monkeypatch):
 
 def test_there_are_commands():
     verbs = {words[0] for words in commands("docs/cli.md")}
-    assert verbs >= {"demo", "fit", "evaluate", "predict", "report", "info"}
+    assert verbs >= {"fit", "evaluate", "predict", "report", "info"}

@@ -6,8 +6,8 @@ import re
 import shutil
 
 import pytest
-from small_tables import QUICK
 
+from tests.cli.small_tables import QUICK
 from whvi.cli import main
 
 # name: (words, what the line says); {train}, {house}, {folder} and so on are filled in
@@ -64,18 +64,6 @@ WRONG = {
     "wrong encoding": ("predict {house} {new} --encoding klingon", "no encoding 'klingon'"),
     "info of nothing": ("info no.whvi", "no.whvi"),
     "info of a table": ("info {train}", "model file"),
-    "unknown figure": ("reproduce figure9", "'figure9' is not one of"),
-    "unknown method": ("reproduce table1 --methods magic -o {folder}/t", "no method 'magic'"),
-    "unknown data set": ("reproduce table1 --data moon -o {folder}/t", "no data set 'moon'"),
-    "splits in words": ("reproduce table1 --splits few -o {folder}/t", "splits are written like"),
-    "impossible shard": ("reproduce table1 --shard 3/2 -o {folder}/t", "shard"),
-    "seeds in words": ("reproduce figure1 --seeds some -o {folder}/t", "takes whole numbers"),
-    "option of another": ("reproduce figure1 --jobs 2 -o {folder}/t", "no option --jobs"),
-    "scores of another": ("reproduce figure2 --scores a -o {folder}/t", "no option --scores"),
-    "no such scores": ("reproduce table1 --scores a -o {folder}/t", "no file of choices 'a'"),
-    "no jobs": ("reproduce table1 --jobs 0", "'--jobs'"),
-    "demo in a file": ("demo -o {train}", "cannot make the folder"),
-    "bench options without source": ("bench --sections fwht", "the current folder is none"),
 }
 
 

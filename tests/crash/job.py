@@ -15,9 +15,9 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
-from training.doubles import gaussian, tiny_config, tiny_data, tiny_net
 
-from whvi.sealed import seal
+from tests.training.doubles import gaussian, tiny_config, tiny_data, tiny_net
+from whvi._sealed import seal
 from whvi.training import Checkpoints, fit
 from whvi.training import checkpoint as checkpoint_module
 

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from crash.job import run
-from whvi.sealed import unseal
+from tests.crash.job import run
+from whvi._sealed import unseal
 from whvi.training.checkpoint import open_store
 
 HERE = Path(__file__).parent

@@ -5,10 +5,10 @@ import torch
 from torch import Tensor
 
 from whvi.errors import ConfigError, ShapeError
+from whvi.functional import column_features, dense_matrix
 from whvi.gp.bases import Basis, ColumnBasis, FourierBasis, SpectrumBasis
 from whvi.gp.gauss_newton import Tangible
 from whvi.gp.inducing import InducingBasis
-from whvi.product import column_features, dense_matrix
 
 MAKERS = {
     "column": lambda dtype: ColumnBasis(3, 8, dtype=dtype),

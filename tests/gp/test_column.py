@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from whvi.functional import column_features, dense_matrix
 from whvi.gp.column import ColumnTangent, circulant, column_product
-from whvi.product import column_features, dense_matrix
 from whvi.transforms import hadamard_matrix
 
 

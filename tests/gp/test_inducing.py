@@ -61,7 +61,7 @@ def test_a_fit(covariance):
 
 
 def test_gpytorch_agrees():
-    reference = pytest.importorskip("whvi.experiments.gpytorch_reference")
+    reference = pytest.importorskip("reproduction.gpytorch_reference")
     pytest.importorskip("gpytorch")
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(60, 2, generator=generator, dtype=torch.float64)

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 import whvi
+from whvi.functional import dense_matrix
 from whvi.gp.features import RandomFeatures
 from whvi.gp.layer import ColumnMap, FeatureLayer, PlainMap
 from whvi.gp.layer_basis import ColumnLayerBasis, LayerBasis, basis_of
-from whvi.product import dense_matrix
 from whvi.sampling import LocalReparameterization, MeanWeights, WeightDraws, sampling
 
 

@@ -9,10 +9,10 @@ from functools import partial
 import pytest
 import safetensors.torch
 import torch
-from conformance.layer_suite import DTYPE, normal, run, scramble, seeded
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
+from tests.conformance.layer_suite import DTYPE, normal, run, scramble, seeded
 from whvi import MCDropout, MeanFieldLinear, WHVIConv2d, WHVILinear, elbo, kl, mlp
 from whvi.functions import draw_functions
 from whvi.likelihoods import Gaussian

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from conformance.layer_suite import Case, LayerSuite
-
+from tests.conformance.layer_suite import Case, LayerSuite
 from whvi.layers import (
     MCDropout,
     MeanFieldConv1d,

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 import torch
-from conformance.layer_suite import DTYPE, EPS, normal, run, scramble, seeded
 from torch import Tensor
 from torch.nn import functional
 
+from tests.conformance.layer_suite import DTYPE, EPS, normal, run, scramble, seeded
 from whvi.errors import ConfigError, ShapeError
 from whvi.layers import (
     MeanFieldConv1d,

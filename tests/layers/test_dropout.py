@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from conformance.layer_suite import DTYPE, normal, run, seeded
 from torch import nn
 
+from tests.conformance.layer_suite import DTYPE, normal, run, seeded
 from whvi.errors import ConfigError, ShapeError
 from whvi.layers import MCDropout, kl
 from whvi.sampling import LocalReparameterization, MeanWeights, WeightDraws

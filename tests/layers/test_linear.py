@@ -8,10 +8,10 @@ from functools import partial
 
 import pytest
 import torch
-from conformance.layer_suite import DTYPE, EPS, normal, run, scramble, seeded
 from torch import Tensor
 
-from layers.oracle import covariance_of_g, dense_weight, jacobian_in_g
+from tests.conformance.layer_suite import DTYPE, EPS, normal, run, scramble, seeded
+from tests.layers.oracle import covariance_of_g, dense_weight, jacobian_in_g
 from whvi.errors import ConfigError, ShapeError
 from whvi.layers import MeanFieldLinear, WHVILinear
 from whvi.layers.linear import RandomLinear

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from conformance.layer_suite import DTYPE, normal, run, scramble
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
+from tests.conformance.layer_suite import DTYPE, normal, run, scramble
 from whvi.layers import MCDropout, MeanFieldLinear, WHVIConv2d, WHVILinear, kl
 from whvi.priors import LearnedPrior
 from whvi.sampling import LocalReparameterization, MeanWeights, WeightDraws

@@ -6,9 +6,9 @@ from functools import partial
 
 import pytest
 import torch
-from conformance.layer_suite import DTYPE, normal, run, scramble, seeded
 from torch import nn
 
+from tests.conformance.layer_suite import DTYPE, normal, run, scramble, seeded
 from whvi import FitConfig, MeanFieldLinear, WHVILinear, draw_functions, fit, mlp
 from whvi.errors import ConfigError
 from whvi.likelihoods import Gaussian

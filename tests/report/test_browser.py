@@ -18,8 +18,8 @@ pytest.importorskip("sklearn")
 import pandas as pd
 from PIL import Image
 
-from whvi.estimators import WHVIClassifier, WHVIRegressor
 from whvi.report import build_report
+from whvi.tabular import WHVIClassifier, WHVIRegressor
 
 CHROMIUM = next((p for n in ("chromium", "chromium-browser") if (p := shutil.which(n))), None)
 QUICK = {"max_iter": 30, "n_members": 2, "hidden_layer_sizes": (8,), "random_state": 0}

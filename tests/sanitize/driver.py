@@ -15,13 +15,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from whvi.layers.local import local_linear
-from whvi.noise import normal_from_seed
+from whvi._kernel.backend import backend, kernel
+from whvi._kernel.dense import local_linear
+from whvi._kernel.noise import normal_from_seed
+from whvi.functional import noisy_structured_product, structured_product
 from whvi.posteriors.diagonal import fused_kls
 from whvi.priors import FixedPrior
-from whvi.product import noisy_structured_product, structured_product
 from whvi.transforms import fwht, fwht_
-from whvi.transforms.backend import backend, kernel
 
 GUARD = 24  # entries before and after an array
 MARK = -12345.5

@@ -50,7 +50,7 @@ def take_snapshot(folder: Path) -> Path:
 def package_with(folder: Path, sources: Path, *flags: str) -> Path:
     """A copy of the package in ``folder`` with a kernel built from ``sources`` with ``flags``."""
     shutil.copytree(sources.parent / "whvi", folder / "whvi")
-    compile_kernel(sources, folder / "whvi" / "transforms" / "_kernel.abi3.so", *flags)
+    compile_kernel(sources, folder / "whvi" / "_kernel" / "_compiled.abi3.so", *flags)
     return folder
 
 
@@ -140,7 +140,7 @@ def check_valgrind(package: Path, num_calls: int, folder: Path) -> None:
         env={**os.environ, **settings, "OMP_NUM_THREADS": "1"},
         check=True,
     )
-    reports = [block for block in log.read_text().split("== \n") if "_kernel.abi3.so" in block]
+    reports = [block for block in log.read_text().split("== \n") if "_compiled.abi3.so" in block]
     reports = [block for block in reports if " at 0x" in block]  # not the list of loaded files
     assert not reports, "\n".join(reports)
 

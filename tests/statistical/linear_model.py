@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from whvi.functional import column_features, linear_map_in_g
 from whvi.layers import WHVILinear
 from whvi.likelihoods import Gaussian
 from whvi.posteriors import DiagonalGaussian, FullGaussian
 from whvi.priors import FixedPrior
-from whvi.product import column_features, linear_map_in_g
 
 DTYPE = torch.float64
 

@@ -12,7 +12,9 @@ import math
 import pytest
 import torch
 from scipy import stats
-from statistical.linear_model import (
+from torch import Tensor
+
+from tests.statistical.linear_model import (
     DTYPE,
     Problem,
     design,
@@ -21,8 +23,6 @@ from statistical.linear_model import (
     seeded,
     set_exact,
 )
-from torch import Tensor
-
 from whvi import FitConfig, draw_functions, fit
 
 NUM_DRAWS = 99  # ranks 0 … 99: ten equal bins

@@ -8,7 +8,9 @@ from functools import partial
 import pytest
 import torch
 from scipy import stats
-from statistical.linear_model import (
+from torch import Tensor
+
+from tests.statistical.linear_model import (
     DTYPE,
     Problem,
     closed_form_elbo,
@@ -19,8 +21,6 @@ from statistical.linear_model import (
     seeded,
     set_exact,
 )
-from torch import Tensor
-
 from whvi import FitConfig, MeanFieldLinear, WHVILinear, elbo, fit, mlp
 from whvi.layers import WHVIConv1d
 from whvi.likelihoods import Gaussian

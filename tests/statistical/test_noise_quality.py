@@ -16,8 +16,8 @@ import pytest
 import torch
 from scipy import stats
 
-from whvi.noise import draw_seed, normal_from_seed, standard_normal
-from whvi.product import noisy_structured_product
+from whvi._kernel.noise import draw_seed, normal_from_seed, standard_normal
+from whvi.functional import noisy_structured_product
 from whvi.transforms import hadamard_matrix
 
 COUNT = 1 << 21

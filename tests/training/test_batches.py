@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
-from training.doubles import tiny_config, tiny_data
+from tests.training.doubles import tiny_config, tiny_data
 from whvi.errors import ConfigError, DataError, ShapeError
 from whvi.training.batches import LoaderBatches, TensorBatches, batch_source, epoch_order
 from whvi.training.distributed import Ranks

@@ -13,9 +13,16 @@ import pytest
 import safetensors
 import torch
 
-from training.doubles import assert_bitwise, gaussian, tiny_config, tiny_data, tiny_net, weights_of
+from tests.training.doubles import (
+    assert_bitwise,
+    gaussian,
+    tiny_config,
+    tiny_data,
+    tiny_net,
+    weights_of,
+)
+from whvi._sealed import seal, unseal
 from whvi.errors import ConfigError, ModelFileError
-from whvi.sealed import seal, unseal
 from whvi.training import Checkpoints, fit
 from whvi.training.checkpoint import CheckpointStore, open_store
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from training.doubles import tiny_data
-from training.two_ranks import gradients, quiet_net, trained
+from tests.training.doubles import tiny_data
+from tests.training.two_ranks import gradients, quiet_net, trained
+from whvi._sealed import unseal
 from whvi.errors import ConfigError
-from whvi.sealed import unseal
 from whvi.training.distributed import Ranks, current_ranks
 
 SCRIPT = Path(__file__).parent / "two_ranks.py"

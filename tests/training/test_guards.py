@@ -4,7 +4,14 @@ import pytest
 import torch
 from torch import nn
 
-from training.doubles import assert_bitwise, gaussian, tiny_config, tiny_data, tiny_net, weights_of
+from tests.training.doubles import (
+    assert_bitwise,
+    gaussian,
+    tiny_config,
+    tiny_data,
+    tiny_net,
+    weights_of,
+)
 from whvi.elbo import Elbo
 from whvi.errors import NumericalError
 from whvi.training import Checkpoints, fit

@@ -8,7 +8,14 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from training.doubles import assert_bitwise, gaussian, tiny_config, tiny_data, tiny_net, weights_of
+from tests.training.doubles import (
+    assert_bitwise,
+    gaussian,
+    tiny_config,
+    tiny_data,
+    tiny_net,
+    weights_of,
+)
 from whvi.elbo import elbo
 from whvi.errors import ConfigError, DataError
 from whvi.layers.protocol import kl

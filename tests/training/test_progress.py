@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from training.doubles import gaussian, tiny_config, tiny_data, tiny_net
+from tests.training.doubles import gaussian, tiny_config, tiny_data, tiny_net
 from whvi.errors import MissingDependencyError
 from whvi.training import StepRecord, fit
 from whvi.training.progress import describe

@@ -10,7 +10,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from training.doubles import gaussian, tiny_config, tiny_data, tiny_net
+from tests.training.doubles import gaussian, tiny_config, tiny_data, tiny_net
 from whvi.errors import ConfigError
 from whvi.training import fit
 

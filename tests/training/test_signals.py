@@ -5,7 +5,14 @@ import signal
 
 import pytest
 
-from training.doubles import assert_bitwise, gaussian, tiny_config, tiny_data, tiny_net, weights_of
+from tests.training.doubles import (
+    assert_bitwise,
+    gaussian,
+    tiny_config,
+    tiny_data,
+    tiny_net,
+    weights_of,
+)
 from whvi.training import fit
 from whvi.training.checkpoint import CheckpointStore
 from whvi.training.signals import deferred_interrupts

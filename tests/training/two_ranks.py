@@ -16,9 +16,9 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from training.doubles import gaussian, tiny_config, tiny_data, tiny_net
+from tests.training.doubles import gaussian, tiny_config, tiny_data, tiny_net
+from whvi._sealed import seal
 from whvi.elbo import elbo
-from whvi.sealed import seal
 from whvi.training import Checkpoints, fit
 
 

@@ -8,9 +8,9 @@ from torch.autograd import gradcheck, gradgradcheck
 from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, linearize, vjp, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from transforms.reference import signs
+from tests.transforms.reference import signs
+from whvi._kernel.backend import backend
 from whvi.transforms import fwht, hadamard_matrix
-from whvi.transforms.backend import backend
 from whvi.transforms.fwht import _operator
 
 SHAPES = [

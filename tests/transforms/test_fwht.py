@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from transforms.reference import LONG, long_array, long_transform, norm_error, signs
+from tests.transforms.reference import LONG, long_array, long_transform, norm_error, signs
 from whvi.errors import ShapeError
 from whvi.transforms import fwht, fwht_, hadamard_matrix
 from whvi.transforms.plain import fwht_plain

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from transforms.reference import long_array, long_transform, norm_error, signs
+from tests.transforms.reference import long_array, long_transform, norm_error, signs
 from whvi.errors import ShapeError
 from whvi.transforms import hadamard_matrix
 from whvi.transforms.plain import fwht_plain

@@ -42,14 +42,6 @@ class Decimal(str, Enum):
     COMMA = ","
 
 
-class Experiment(str, Enum):
-    """What of the paper to reproduce."""
-
-    TABLE1 = "table1"
-    FIGURE1 = "figure1"
-    FIGURE2 = "figure2"
-
-
 ModelFile = Annotated[str, typer.Argument(metavar="MODEL", help="Model file, as 'fit' writes it.")]
 TableFile = Annotated[
     str, typer.Argument(metavar="TABLE", help="CSV, TSV or Parquet file; '-' is standard input.")
@@ -205,83 +197,8 @@ def info(model: ModelFile, as_json: AsJson = False) -> None:
 
 
 @app.command()
-def demo(
-    output: Annotated[
-        str, typer.Option("--output", "-o", help="Folder to write to.")
-    ] = "demo_output",
-    quick: Annotated[bool, typer.Option("--quick", help="A few steps only.")] = False,
-) -> None:
-    """Fit an embedded data set, compare with other models, write model, predictions, report."""
-    from whvi.cli.demo import run_demo
-
-    run_demo(output, quick=quick)
-
-
-@app.command()
 def doctor() -> None:
     """Tell which kernel runs, with what, and whether its results are right."""
     from whvi.doctor import main as examine
 
     raise typer.Exit(examine())
-
-
-@app.command()
-def reproduce(
-    what: Annotated[Experiment, typer.Argument(help="Which table or figure of the paper.")],
-    output: Annotated[
-        str | None, typer.Option("--output", "-o", help="Folder; by default results/<what>.")
-    ] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="A small part, in minutes.")] = False,
-    methods: Annotated[
-        list[str] | None, typer.Option("--methods", help="Names; repeat or separate by commas.")
-    ] = None,
-    data: Annotated[
-        list[str] | None, typer.Option("--data", help="Data sets; repeat or separate by commas.")
-    ] = None,
-    splits: Annotated[str | None, typer.Option("--splits", help="Such as 0-4,7.")] = None,
-    protocol: Annotated[
-        str, typer.Option("--protocol", help="Table 1: splits of the literature, or random ones.")
-    ] = "literature",
-    seeds: Annotated[
-        list[str] | None, typer.Option("--seeds", help="Repeat or separate by commas.")
-    ] = None,
-    jobs: Annotated[int, typer.Option("--jobs", min=1, help="Processes.")] = 1,
-    shard: Annotated[str, typer.Option("--shard", help="i/n: the i-th of n parts.")] = "1/1",
-    data_dir: Annotated[
-        str | None, typer.Option("--data-dir", help="Folder of the UCI sets.")
-    ] = None,
-    scores: Annotated[
-        str | None, typer.Option("--scores", help="Table 1: choices.jsonl of an earlier grid.")
-    ] = None,
-    quiet: Quiet = False,
-) -> None:
-    """Compute a table or figure of the paper; stopped runs go on where they were."""
-    from whvi.cli.reproducing import ReproduceOptions, reproduce_paper
-
-    options = ReproduceOptions(
-        output=output,
-        quick=quick,
-        methods=_names(methods),
-        data=_names(data),
-        splits=splits,
-        protocol=protocol,
-        seeds=_names(seeds),
-        jobs=jobs,
-        shard=shard,
-        data_dir=data_dir,
-        scores=scores,
-        quiet=quiet,
-    )
-    reproduce_paper(what.value, options)
-
-
-@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
-def bench(context: typer.Context) -> None:
-    """Measure speed: all benchmarks in a source checkout (options go to them), else a short one."""
-    from whvi.cli.benchmarking import run_benchmarks
-
-    raise typer.Exit(run_benchmarks(context.args))
-
-
-def _names(values: list[str] | None) -> tuple[str, ...]:
-    return tuple(name for value in values or () for name in value.split(",") if name)

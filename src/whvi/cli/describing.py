@@ -9,7 +9,7 @@ from typing import Any
 
 def describe_model(model_file: str, *, as_json: bool) -> None:
     """Print the model's card, columns and layers; or the file's document as JSON."""
-    from whvi.modelfile import load_model, read_model_file
+    from whvi.tabular.modelfile import load_model, read_model_file
 
     if as_json:
         print(json.dumps(read_model_file(model_file).document, indent=1))

@@ -11,8 +11,8 @@ import numpy as np
 
 from whvi.cli.files import STREAM, check_output
 from whvi.cli.tables import TableOptions, is_text, labels, read, training_columns
-from whvi.data.tables import numeric_columns
 from whvi.errors import ConfigError, DataError
+from whvi.tabular.reading import numeric_columns
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -107,7 +107,7 @@ def _target(frame: pd.DataFrame, name: str, is_classifier: bool) -> Any:
 
 
 def _estimator(options: FitOptions, hidden: tuple[int, ...] | None, *, is_classifier: bool) -> Any:
-    from whvi.estimators import WHVIClassifier, WHVIRegressor
+    from whvi.tabular import WHVIClassifier, WHVIRegressor
 
     shared: dict[str, Any] = {
         "hidden_layer_sizes": hidden,

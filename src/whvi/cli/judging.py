@@ -77,7 +77,7 @@ def score(model: Any, x: pd.DataFrame, y: Any, level: float) -> dict[str, Any]:
 
 
 def _load(model_file: str, source: str, options: TableOptions) -> tuple[Any, pd.DataFrame, Any]:
-    from whvi.modelfile import load_model
+    from whvi.tabular.modelfile import load_model
 
     model = load_model(model_file)
     frame = read(source, options)

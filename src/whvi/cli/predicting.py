@@ -32,7 +32,7 @@ def predict_table(
     check_level(level)
     check_output(output, [model_file, source])
     _check_parquet(output)
-    from whvi.modelfile import load_model
+    from whvi.tabular.modelfile import load_model
 
     model = load_model(model_file)
     frame = read(source, options)

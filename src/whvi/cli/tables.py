@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from whvi.data.tables import MISSING_CELLS, numeric_columns, read_table
 from whvi.errors import ConfigError, DataError
+from whvi.tabular.reading import MISSING_CELLS, numeric_columns, read_table
 
 if TYPE_CHECKING:
     import pandas as pd

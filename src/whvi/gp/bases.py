@@ -18,7 +18,7 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
-from whvi.checks import is_power_of_two
+from whvi._checks import is_power_of_two
 from whvi.errors import ConfigError
 from whvi.gp.basis import Basis, Operands, Tangent
 from whvi.gp.column import ColumnTangent, circulant, column_product

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor
 
+from whvi._kernel.backend import is_tracing, is_transformed
 from whvi.transforms import fwht, fwht_, hadamard_matrix
-from whvi.transforms.backend import is_tracing, is_transformed
 
 
 def column_product(square: Tensor, s1: Tensor, s2: Tensor) -> Tensor:

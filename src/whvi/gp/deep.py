@@ -17,7 +17,7 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
-from whvi.checks import check_positive_int
+from whvi._checks import check_positive_int
 from whvi.errors import ConfigError
 from whvi.gp.features import RandomFeatures
 from whvi.gp.kernels import Kernel

@@ -7,7 +7,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from whvi.checks import check_last_dim
+from whvi._checks import check_last_dim
 from whvi.errors import ShapeError
 from whvi.gp.evaluation import InputScaling, block_rows, map_blocks
 from whvi.gp.layer import FeatureLayer

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from whvi.checks import check_last_dim, check_positive, check_positive_int
+from whvi._checks import check_last_dim, check_positive, check_positive_int
 from whvi.errors import ShapeError
 from whvi.gp.kernels import Kernel, make_kernel
 from whvi.gp.projections import draw_frequencies

@@ -13,7 +13,7 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
-from whvi.checks import check_last_dim, check_positive_int
+from whvi._checks import check_last_dim, check_positive_int
 from whvi.errors import NumericalError
 from whvi.gp.basis import Basis, Operands
 

@@ -22,12 +22,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from whvi.checks import check_positive_int, next_power_of_two
+from whvi._checks import check_positive_int, next_power_of_two
+from whvi._kernel.noise import normal_from_seed
 from whvi.gp.column import ColumnTangent, circulant, column_product
 from whvi.gp.features import RandomFeatures
 from whvi.layers.protocol import BayesianLayer
 from whvi.layers.weights import OutputMoments, check_draws_axis, lift
-from whvi.noise import normal_from_seed
 from whvi.posteriors import DiagonalGaussian, Posterior, PosteriorFactory, make_posterior
 from whvi.priors import FixedPrior, Prior
 from whvi.sampling import LocalReparameterization, MeanWeights, current_sampler

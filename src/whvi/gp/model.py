@@ -13,7 +13,7 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
-from whvi.checks import check_finite, check_last_dim, check_positive_int
+from whvi._checks import check_finite, check_last_dim, check_positive_int
 from whvi.errors import ConfigError, DataError, ShapeError
 from whvi.gp.collapsed import collapsed_bound
 from whvi.gp.draws import FunctionDraws

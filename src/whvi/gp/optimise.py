@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
-from whvi.checks import check_finite, check_positive_int
+from whvi._checks import check_finite, check_positive_int
 from whvi.errors import NumericalError, ShapeError
 from whvi.gp.basis import Basis
 from whvi.gp.collapsed import (

@@ -23,9 +23,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from whvi.checks import check_last_dim, check_positive_int, next_power_of_two
+from whvi._checks import check_last_dim, check_positive_int, next_power_of_two
 from whvi.errors import ConfigError
-from whvi.product import structured_product
+from whvi.functional import structured_product
 from whvi.transforms import fwht
 
 _LEAST_SIGNS = 64  # block size from which sums of signs are normal enough

@@ -11,9 +11,9 @@ from typing import Any, cast, final
 import torch
 from torch import Tensor, nn
 
-from whvi.checks import check_last_dim, check_positive_int
+from whvi._checks import check_last_dim, check_positive_int
+from whvi._kernel.backend import is_tracing, is_transformed
 from whvi.errors import ConfigError
-from whvi.transforms.backend import is_tracing, is_transformed
 
 
 def cos_sin(phases: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from whvi.checks import check_dtype, check_positive_int
+from whvi._checks import check_dtype, check_positive_int
 from whvi.errors import ConfigError, ShapeError
 from whvi.layers.linear import Bias, Device
 from whvi.layers.meanfield import DenseGaussianWeight

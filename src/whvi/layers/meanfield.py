@@ -11,9 +11,9 @@ from typing import final
 import torch
 from torch import Tensor
 
-from whvi.layers.local import local_linear
+from whvi._kernel.dense import local_linear
+from whvi._kernel.noise import normal_from_seed
 from whvi.layers.weights import OutputMoments, Weight, WeightMoments, lift
-from whvi.noise import normal_from_seed
 from whvi.posteriors import DiagonalGaussian
 from whvi.priors import Prior, PriorFactory, make_prior
 from whvi.sampling import LocalReparameterization

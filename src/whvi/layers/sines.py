@@ -8,7 +8,7 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
-from whvi.checks import check_positive
+from whvi._checks import check_positive
 from whvi.layers.structured import StructuredWeight
 
 _LARGEST_FACTOR = 64.0

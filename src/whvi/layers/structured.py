@@ -1,7 +1,7 @@
 r"""The structured weight ``W = diag(s1) H diag(g) H diag(s2)``, ``g ~ q(g)`` (equation 2).
 
 ``s1`` and ``s2`` are optimised; ``g`` has a posterior and a prior. Other shapes than a square power
-of two follow a :class:`~whvi.plan.BlockPlan`; a single row or column of weights is ``vec(W)``.
+of two follow a :class:`~whvi._kernel.plan.BlockPlan`; a single row or column of weights is ``vec(W)``.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from whvi._kernel.blocks import block_linear, noisy_block_linear
+from whvi._kernel.plan import BlockPlan
 from whvi.errors import ShapeError
-from whvi.layers.blocks import block_linear, noisy_block_linear
+from whvi.functional import column_features, dense_matrix
 from whvi.layers.weights import OutputMoments, Weight, WeightMoments, lift
-from whvi.plan import BlockPlan
 from whvi.posteriors import DiagonalGaussian, PosteriorFactory, make_posterior
 from whvi.priors import Prior, PriorFactory, make_prior
-from whvi.product import column_features, dense_matrix
 from whvi.sampling import LocalReparameterization
 from whvi.transforms import fwht
 

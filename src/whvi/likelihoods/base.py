@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Tensor, nn
 
-from whvi.checks import check_finite, check_positive_int
+from whvi._checks import check_finite, check_positive_int
 from whvi.errors import ConfigError, DataError, ShapeError
 from whvi.predictive import Predictive, align_targets
 

@@ -14,10 +14,10 @@ from typing import Any, cast, final
 import torch
 from torch import Tensor, nn
 
-from whvi.checks import check_positive
+from whvi._checks import check_positive
+from whvi._kernel.backend import is_tracing, is_transformed
 from whvi.likelihoods.base import Likelihood, add_target_scaling, target_moments
 from whvi.predictive import Predictive
-from whvi.transforms.backend import is_tracing, is_transformed
 
 _HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
 MIN_NOISE_VARIANCE = 1e-8

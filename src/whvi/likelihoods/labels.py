@@ -11,7 +11,7 @@ from typing import final
 from torch import Tensor
 from torch.nn import functional as F
 
-from whvi.checks import check_finite
+from whvi._checks import check_finite
 from whvi.errors import ConfigError
 from whvi.likelihoods.base import Likelihood, check_support
 from whvi.predictive import Predictive

@@ -10,7 +10,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from whvi.checks import check_finite
+from whvi._checks import check_finite
 from whvi.likelihoods.base import Likelihood, check_support, rows_of_targets
 from whvi.predictive import Predictive
 

@@ -9,7 +9,7 @@ from typing import Protocol
 import torch
 from torch import nn
 
-from whvi.checks import check_positive_int
+from whvi._checks import check_positive_int
 from whvi.errors import ConfigError
 from whvi.layers import MeanFieldLinear, WHVILinear
 

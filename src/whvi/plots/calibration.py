@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from whvi.checks import check_positive_int
+from whvi._checks import check_positive_int
 from whvi.plots.curves import (
     calibration_curve,
     chance_band,

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from whvi.checks import check_positive_int
+from whvi._checks import check_positive_int
 from whvi.errors import DataError, ShapeError
 from whvi.plots.style import row_of
 

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from whvi.checks import check_positive
+from whvi._checks import check_positive
 from whvi.errors import ConfigError, ShapeError, WhviError
 from whvi.priors import Prior
 

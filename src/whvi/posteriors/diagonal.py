@@ -16,6 +16,7 @@ from typing import Any, cast, final
 import torch
 from torch import Tensor
 
+from whvi._kernel.backend import is_tracing, is_transformed, kernel, kernel_takes
 from whvi.posteriors.base import (
     Device,
     Posterior,
@@ -25,7 +26,6 @@ from whvi.posteriors.base import (
     standard_normal,
 )
 from whvi.priors import EmpiricalBayesPrior, FixedPrior, LearnedPrior, Prior
-from whvi.transforms.backend import is_tracing, is_transformed, kernel, kernel_takes
 
 
 @final

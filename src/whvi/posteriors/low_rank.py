@@ -9,7 +9,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from whvi.checks import check_positive_int
+from whvi._checks import check_positive_int
 from whvi.posteriors.base import (
     Device,
     Posterior,

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from whvi.checks import check_positive_int
+from whvi._checks import check_positive_int
 from whvi.posteriors.base import (
     Device,
     NoClosedFormError,

@@ -16,7 +16,7 @@ from typing import NamedTuple, final
 import torch
 from torch import Tensor
 
-from whvi.checks import check_positive_int
+from whvi._checks import check_positive_int
 from whvi.errors import ConfigError, DataError, NumericalError, ShapeError
 from whvi.predictive.components import (
     Bernoulli,

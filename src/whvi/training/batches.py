@@ -14,7 +14,7 @@ from typing import Protocol, cast, final
 import torch
 from torch import Tensor
 
-from whvi.checks import check_finite, check_positive_int
+from whvi._checks import check_finite, check_positive_int
 from whvi.errors import ConfigError, DataError, ShapeError
 from whvi.functions import check_rows, row_axis
 from whvi.training.config import FitConfig

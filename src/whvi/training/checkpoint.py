@@ -17,9 +17,9 @@ from typing import Any, BinaryIO, final
 
 from torch import Tensor
 
-from whvi.checks import check_positive_int
+from whvi._checks import check_positive_int
+from whvi._sealed import seal, unseal
 from whvi.errors import ConfigError, ModelFileError
-from whvi.sealed import seal, unseal
 
 _KEPT = 2
 _LOCK = "lock"

@@ -7,7 +7,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from whvi.checks import check_positive, check_positive_int
+from whvi._checks import check_positive, check_positive_int
 from whvi.errors import ConfigError
 
 Schedule = Literal["cosine", "constant"]

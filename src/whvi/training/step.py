@@ -10,10 +10,10 @@ from torch import Tensor, nn
 
 from whvi.elbo import Elbo, elbo_of_values
 from whvi.functions import local_function_values, with_draws
-from whvi.layers.chain import Chain
 from whvi.layers.protocol import ModelKL
 from whvi.likelihoods import Likelihood
 from whvi.sampling import LocalReparameterization
+from whvi.training.compiled import Chain
 from whvi.training.config import FitConfig
 from whvi.training.distributed import Ranks, average_gradients, unmanaged_parameters
 from whvi.training.guards import (

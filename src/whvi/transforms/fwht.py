@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from whvi.checks import is_power_of_two
+from whvi._checks import is_power_of_two
+from whvi._kernel.backend import is_tracing, is_transformed, kernel, kernel_takes
 from whvi.errors import ShapeError
-from whvi.transforms.backend import is_tracing, is_transformed, kernel, kernel_takes
 from whvi.transforms.plain import fwht_plain
 
 _HALF_TYPES = (torch.float16, torch.bfloat16)

@@ -12,9 +12,9 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from whvi.checks import is_power_of_two
+from whvi._checks import is_power_of_two
+from whvi._kernel.backend import PLAIN_TYPES, is_tracing, is_transformed
 from whvi.errors import ShapeError
-from whvi.transforms.backend import PLAIN_TYPES, is_tracing, is_transformed
 
 _SIDE_BITS = 6
 

@@ -1,0 +1,152 @@
+"""Run a grid of (method, data, split, seed), one record each, in any number of attempts.
+
+A *unit* is what trains in one pass: some splits of one (method, data, seed). A unit whose records
+are partly there goes on with the missing splits. Units are spread over processes by joblib, so a
+Dask or Ray backend spreads them over machines, and ``shard`` divides them among machines that
+share nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from reproduction.records import Record, RecordStore
+from whvi.errors import ConfigError, MissingDependencyError
+
+
+class Unit(NamedTuple):
+    """Splits of one method on one data set."""
+
+    method: str
+    dataset: str
+    splits: tuple[int, ...]
+    seed: int
+
+
+Work = Callable[[Unit], Iterable[Record]]
+"""Computes the records of a unit; may yield them one by one."""
+
+
+def plan_units(
+    methods: Sequence[str],
+    splits: Mapping[str, Sequence[int]],
+    *,
+    seeds: Sequence[int] = (0,),
+    chunk: Callable[[str], int],
+    cost: Callable[[Unit], float] = lambda unit: 0.0,
+) -> list[Unit]:
+    """List the units of a grid, at most ``chunk(dataset)`` splits in each.
+
+    Methods come in their order: later ones may use what earlier ones found out. Those of a method
+    come with the largest ``cost`` first, so that processes that share them end together.
+    """
+    units: list[Unit] = []
+    for method in methods:
+        own = []
+        for dataset, numbers in splits.items():
+            size = chunk(dataset)
+            for seed in seeds:
+                for start in range(0, len(numbers), size):
+                    part = tuple(numbers[start : start + size])
+                    own.append(Unit(method, dataset, part, seed))
+        units += sorted(own, key=cost, reverse=True)
+    return units
+
+
+def missing_units(units: Iterable[Unit], store: RecordStore) -> list[Unit]:
+    """Leave out the splits whose records are there."""
+    known = set(store.read())
+    remaining = []
+    for unit in units:
+        splits = tuple(
+            k for k in unit.splits if (unit.method, unit.dataset, k, unit.seed) not in known
+        )
+        if splits:
+            remaining.append(unit._replace(splits=splits))
+    return remaining
+
+
+def parse_shard(text: str) -> tuple[int, int]:
+    """Read ``"i/n"``: the i-th of n shards, counted from 1."""
+    with contextlib.suppress(ValueError):
+        index, count = (int(part) for part in text.split("/"))
+        if 1 <= index <= count:
+            return index, count
+    raise ConfigError(f"a shard is written i/n with 1 ≤ i ≤ n, such as 1/4, got {text!r}")
+
+
+def run_units(
+    units: Sequence[Unit],
+    work: Work,
+    store: RecordStore,
+    *,
+    jobs: int = 1,
+    shard: tuple[int, int] = (1, 1),
+    progress: bool = False,
+) -> None:
+    """Compute and store the records that are missing.
+
+    Args:
+        units: The whole grid; the shard is taken from it, then what is there is left out.
+        work: Computes the records of a unit.
+        store: Where records go, each as soon as it is known.
+        jobs: Processes.
+        shard: ``(i, n)``: this call does every n-th unit, from the i-th.
+        progress: Show records done and time left on stderr (needs rich).
+    """
+    index, count = shard
+    remaining = missing_units(units[index - 1 :: count], store)
+    total = sum(len(unit.splits) for unit in remaining)
+    with _progress_bar(total, shown=progress) as advance:
+        for unit in _done(remaining, work, store, jobs):
+            advance(unit)
+
+
+def _done(units: Sequence[Unit], work: Work, store: RecordStore, jobs: int) -> Iterator[Unit]:
+    """Yield units as they are finished."""
+    if jobs == 1:
+        for unit in units:
+            yield _run_unit(unit, work, store)
+        return
+    try:
+        from joblib import Parallel, delayed
+    except ImportError as error:
+        raise MissingDependencyError(
+            "several jobs need joblib: pip install 'whvi[experiments]'"
+        ) from error
+    tasks = (delayed(_run_unit)(unit, work, store) for unit in units)
+    yield from Parallel(n_jobs=jobs, return_as="generator_unordered", pre_dispatch=jobs)(tasks)
+
+
+def _run_unit(unit: Unit, work: Work, store: RecordStore) -> Unit:
+    """Look once more what is missing (others may have worked), compute it and store it."""
+    for missing in missing_units([unit], store):
+        for record in work(missing):
+            store.append([record])
+    return unit
+
+
+@contextlib.contextmanager
+def _progress_bar(total: int, *, shown: bool) -> Iterator[Callable[[Unit], None]]:
+    if not shown:
+        yield lambda unit: None
+        return
+    try:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+        from rich.progress import TimeElapsedColumn as Elapsed
+        from rich.progress import TimeRemainingColumn as Remaining
+    except ImportError as error:
+        raise MissingDependencyError("progress needs rich: pip install 'whvi[progress]'") from error
+    text = TextColumn("{task.description}")
+    columns = (text, BarColumn(), MofNCompleteColumn(), Elapsed(), Remaining())
+    with Progress(*columns, console=Console(stderr=True)) as bar:
+        task = bar.add_task("records", total=total)
+
+        def advance(unit: Unit) -> None:
+            name = f"{unit.method} on {unit.dataset} done"
+            bar.update(task, advance=len(unit.splits), description=name)
+
+        yield advance

@@ -1,0 +1,1 @@
+"""Bindings of the compiled kernel, each with its plain composition in torch beside it."""

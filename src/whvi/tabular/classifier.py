@@ -1,0 +1,144 @@
+"""Classification of tables with calibrated probabilities."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any, final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from sklearn.base import ClassifierMixin
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import column_or_1d
+from torch import Tensor
+
+from whvi.errors import DataError, ModelFileError
+from whvi.tabular.base import Callback, WHVIEstimator
+from whvi.tabular.tables import check_rows, target_names
+
+
+@final
+class WHVIClassifier(ClassifierMixin, WHVIEstimator):  # type: ignore[misc]  # no types there
+    """Bayesian classification by an ensemble of Walsh-Hadamard networks; no tuning needed.
+
+    Options and attributes are those of :class:`WHVIRegressor` without ``likelihood``;
+    ``classes_`` holds the labels, and ``noise_factor_`` the factor on the logits that calibration
+    on held-out rows found. ``predict_dist(X)`` also tells epistemic from aleatoric uncertainty:
+    ``.entropy()`` and ``.mutual_information()``.
+    """
+
+    def __init__(
+        self,
+        hidden_layer_sizes: int | Sequence[int] | None = None,
+        *,
+        posterior: str = "diagonal",
+        n_members: int | None = None,
+        max_iter: int | None = None,
+        validation_fraction: float | None = None,
+        imputer: str | None = None,
+        num_draws: int = 64,
+        random_state: Any = None,
+        device: str = "cpu",
+        verbose: int = 0,
+    ) -> None:
+        self.hidden_layer_sizes = hidden_layer_sizes
+        self.posterior = posterior
+        self.n_members = n_members
+        self.max_iter = max_iter
+        self.validation_fraction = validation_fraction
+        self.imputer = imputer
+        self.num_draws = num_draws
+        self.random_state = random_state
+        self.device = device
+        self.verbose = verbose
+
+    def fit(
+        self,
+        X: Any,
+        y: Any,
+        *,
+        checkpoint: str | os.PathLike[str] | None = None,
+        callbacks: Sequence[Callback] = (),
+    ) -> WHVIClassifier:
+        """Fit the ensemble; ``y (N,)`` holds labels of any kind, the rest as in regression."""
+        table, named = self._table(X, reset=True)
+        names = target_names(y)
+        classes, labels = _encoded(y, len(table), names[0])
+        self._fit_network(
+            table,
+            torch.as_tensor(labels, dtype=torch.float32).unsqueeze(-1),
+            max(len(classes), 2),
+            named=named,
+            target_names=names,
+            checkpoint=checkpoint,
+            callbacks=callbacks,
+        )
+        self.classes_ = classes
+        self.target_name_ = names[0]
+        return self
+
+    def _candidates(self, num_rows: int) -> tuple[str, ...]:
+        return ("labels",)
+
+    def _take_targets(self, names: Sequence[str], classes: Any) -> None:
+        values = classes["values"]
+        self.classes_ = np.array(values, dtype=_label_dtype(classes["dtype"]))
+        self.target_name_ = names[0]
+        if self.classes_.ndim != 1 or max(len(values), 2) != self._architecture.num_outputs:
+            raise ModelFileError(f"{len(values)} classes, but networks for another number")
+
+    def predict_proba(self, X: Any) -> NDArray[np.float64]:
+        """Return the probability of every class, ``(N, C)``, in the order of ``classes_``."""
+        blocks = self._blocks(X)
+        parts = [_probabilities(self._ensemble.function_values(block)) for block in blocks]
+        probabilities: NDArray[np.float64] = torch.cat(parts).cpu().numpy()
+        if len(self.classes_) == 1:
+            return np.ones((len(probabilities), 1))
+        return probabilities
+
+    def predict(self, X: Any) -> NDArray[Any]:
+        """Return the most probable label of every row."""
+        best = self.predict_proba(X).argmax(-1)
+        labels: NDArray[Any] = self.classes_[best]
+        return labels
+
+
+def _probabilities(f: Tensor) -> Tensor:
+    """Average over members and draws of logits ``f (R, S, N, C)``, or ``(R, S, N, 1)`` for two.
+
+    The draws of a row lie side by side, so the sum does not depend on the rows around it.
+    """
+    f = f.double()
+    per_draw = torch.cat([-f, f], dim=-1).sigmoid() if f.shape[-1] == 1 else f.softmax(-1)
+    return per_draw.permute(2, 3, 0, 1).flatten(2).contiguous().mean(-1)
+
+
+def _encoded(y: Any, num_rows: int, name: str) -> tuple[NDArray[Any], NDArray[np.int64]]:
+    """Return the sorted labels, and for every row the position of its own."""
+    if y is None:
+        raise ValueError("requires y to be passed, but the target y is None")
+    values = column_or_1d(y, warn=True)
+    check_rows(values, num_rows)
+    missing = np.array([v is None or v != v for v in values.tolist()])
+    if missing.any():
+        raise DataError(
+            f"target {name!r} holds {int(missing.sum())} missing values (NaN; first in row "
+            f"{int(missing.argmax())}); drop these rows"
+        )
+    if values.dtype.kind == "f" and np.isinf(values).any():
+        raise DataError(f"target {name!r} holds infinity in row {int(np.isinf(values).argmax())}")
+    check_classification_targets(values)
+    try:
+        classes, labels = np.unique(values, return_inverse=True)
+    except TypeError as error:
+        raise DataError(f"target {name!r} mixes kinds of labels: {error}") from error
+    return classes, labels
+
+
+def _label_dtype(text: str) -> np.dtype[Any]:
+    dtype = np.dtype(text)
+    if dtype.kind not in "OUbiuf":
+        raise ModelFileError(f"labels of type {text!r:.40}")
+    return dtype

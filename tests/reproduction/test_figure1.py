@@ -1,0 +1,55 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from reproduction.figure1 import build_model, reproduce_figure1
+from whvi.transforms import hadamard_matrix
+
+pytest.importorskip("matplotlib")
+
+
+def jacobian(s1, s2):
+    """``A[(i,j),k] = s1[i] s2[j] H[i,k] H[j,k]``, written out."""
+    H = hadamard_matrix(8, dtype=s1.dtype)
+    return torch.einsum("i,j,ik,jk->ijk", s1, s2, H, H).reshape(64, 8)
+
+
+@pytest.fixture(scope="module")
+def result(tmp_path_factory):
+    return reproduce_figure1(tmp_path_factory.mktemp("figure1"), quick=True)
+
+
+def test_writes_pictures_and_numbers(result):
+    assert [path.name for path in result.files] == ["figure1.png", "figure1.svg", "figure1.json"]
+    numbers = json.loads(result.files[-1].read_text())
+    assert numbers["settings"]["fit"]["beta"] == 1.0
+    assert numbers["g"]["size"] == 8
+    assert numbers["vec_w"]["size"] == 64
+    cov_g, s1, s2 = (torch.tensor(numbers[name]) for name in ("cov_g", "s1", "s2"))
+    A = jacobian(s1, s2)
+    torch.testing.assert_close(A @ cov_g @ A.T, result.cov_w)
+
+
+def test_eight_numbers_spread_over_all_weights(result):
+    numbers = json.loads(result.files[-1].read_text())
+    assert numbers["vec_w"]["rank"] == numbers["g"]["rank"] == 8
+
+
+def test_the_two_covariances_satisfy_the_equation():
+    """``cov(vec W) = A Σ Aᵀ`` for any Σ, s1 and s2."""
+    layer = build_model(seed=3)[0].double()
+    weight, generator = layer.weight, torch.Generator().manual_seed(4)
+    with torch.no_grad():
+        weight.posterior.lower.normal_(generator=generator)
+        weight.s1.normal_(generator=generator)
+    A = jacobian(weight.s1[0], weight.s2[0])
+    sigma = weight.posterior.covariance()[0]
+    torch.testing.assert_close(layer.weight_moments().covariance, A @ sigma @ A.T)
+
+
+def test_a_seed_gives_one_figure(result, tmp_path):
+    again = reproduce_figure1(tmp_path, quick=True)
+    assert [p.read_bytes() for p in again.files] == [p.read_bytes() for p in result.files]

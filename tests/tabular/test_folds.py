@@ -1,0 +1,37 @@
+import torch
+
+from whvi.tabular.folds import common_fold, rotating_folds
+
+
+def test_rotating_folds_leave_out_every_row_if_they_go_round():
+    folds = rotating_folds(40, 8, 0.25, seed=3)
+    assert folds.train.shape == (8, 30)
+    assert folds.held_out.shape == (8, 10)
+    assert torch.equal(folds.held_out[::2], folds.held_out[1::2])  # pairs leave out the same
+    assert folds.sharing == 2
+    assert sorted(folds.held_out[::2].flatten().tolist()) == list(range(40))
+    for train, held_out in zip(folds.train, folds.held_out, strict=True):
+        assert sorted([*train.tolist(), *held_out.tolist()]) == list(range(40))
+
+
+def test_an_odd_number_of_members_has_no_pairs():
+    folds = rotating_folds(40, 5, 0.2, seed=3)
+    assert folds.sharing == 1
+    assert sorted(folds.held_out.flatten().tolist()) == list(range(40))
+
+
+def test_a_common_fold_partitions_the_rows():
+    train, held_out, _ = common_fold(30, 0.1, seed=0)
+    assert sorted([*train.tolist(), *held_out.tolist()]) == list(range(30))
+    assert len(held_out) == 3
+
+
+def test_few_rows_are_all_trained_on():
+    assert common_fold(9, 0.1, seed=0).held_out is None
+    assert rotating_folds(9, 3, 0.1, seed=0).train.shape == (3, 9)
+    assert common_fold(50, 0.0, seed=0).held_out is None
+
+
+def test_folds_are_a_function_of_the_seed():
+    assert torch.equal(common_fold(30, 0.1, 5).train, common_fold(30, 0.1, 5).train)
+    assert not torch.equal(common_fold(30, 0.1, 5).train, common_fold(30, 0.1, 6).train)

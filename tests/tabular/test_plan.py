@@ -1,0 +1,33 @@
+import pytest
+
+from whvi.errors import ConfigError
+from whvi.tabular.plan import plan_for
+
+
+@pytest.mark.parametrize("num_rows", [1, 50, 2999, 3000, 100_000])
+def test_every_size_has_a_plan(num_rows):
+    plan = plan_for(num_rows)
+    assert plan.fit_config(0).num_steps == plan.steps
+    assert plan.rotate == (num_rows < 3000)
+
+
+def test_what_the_user_says_is_kept():
+    plan = plan_for(100, hidden=7, members=3, max_iter=11, validation_fraction=0.2)
+    assert (plan.hidden, plan.members, plan.steps) == ((7,), 3, 11)
+    assert plan.validation_fraction == 0.2
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"hidden": ()},
+        {"hidden": (0,)},
+        {"members": 0},
+        {"max_iter": 0},
+        {"validation_fraction": 1.0},
+        {"validation_fraction": -0.1},
+    ],
+)
+def test_nonsense_is_refused(options):
+    with pytest.raises(ConfigError):
+        plan_for(100, **options)
