@@ -62,7 +62,7 @@ def evaluate(
                 "num_parameters": members * fitted.num_parameters,
                 "seconds": seconds + choices[i].seconds,
                 "choice": choices[i].in_short(),
-                **_facts(dataset, splits[i]),
+                **facts(dataset, splits[i]),
             }
 
 
@@ -90,7 +90,7 @@ def _identity(method: Method, dataset: UCIDataset, split: int, seed: int) -> Rec
     return {"method": method.name, "dataset": dataset.name, "split": split, "seed": seed}
 
 
-def _facts(dataset: UCIDataset, split: int) -> Record:
+def facts(dataset: UCIDataset, split: int) -> Record:
     """Return what ties a record to data and software."""
     train, test = dataset.splits[split]
     return {
