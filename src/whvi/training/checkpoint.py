@@ -18,6 +18,7 @@ from typing import Any, BinaryIO, final
 from torch import Tensor
 
 from whvi._checks import check_positive_int
+from whvi._files import atomic_write
 from whvi._sealed import seal, unseal
 from whvi.errors import ConfigError, ModelFileError
 
@@ -56,7 +57,8 @@ class CheckpointStore:
         """
         path = self.folder / f"step-{step:012d}.safetensors"
         try:
-            write_atomically(path, seal(tensors, metadata))
+            with atomic_write(path) as stream:
+                stream.write(seal(tensors, metadata))
             for old in self._paths()[_KEPT:]:
                 old.unlink()
         except OSError as error:
@@ -106,31 +108,6 @@ def open_store(folder: str | os.PathLike[str]) -> Iterator[CheckpointStore]:
         for left in path.glob(".*.tmp"):
             left.unlink()
         yield CheckpointStore(path)
-
-
-def write_atomically(path: Path, payload: bytes) -> None:
-    """Write a file so that a crash leaves either the whole new file or what was there before."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with temporary.open("wb") as handle:
-            handle.write(payload)
-            handle.flush()
-            os.fsync(handle.fileno())
-        os.replace(temporary, path)
-    except OSError:
-        temporary.unlink(missing_ok=True)
-        raise
-    _sync_folder(path.parent)
-
-
-def _sync_folder(folder: Path) -> None:
-    if os.name == "nt":  # Windows cannot open a folder, and renames durably without this
-        return
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _lock(handle: BinaryIO, folder: Path) -> None:
