@@ -30,7 +30,6 @@ from whvi.posteriors import (
     Posterior,
     make_posterior,
 )
-from whvi.posteriors.diagonal import fused_kls
 from whvi.posteriors.planar_flow import invertible_direction, planar_map
 from whvi.priors import EmpiricalBayesPrior, FixedPrior, LearnedPrior, Prior
 
@@ -78,11 +77,6 @@ class TestPointMass(PosteriorSuite):
 # --- the KL of the diagonal as one autograd node -------------------------------------------------
 
 
-def diagonal_inputs(shape: tuple[int, ...], seed: int = 0) -> tuple[Tensor, Tensor]:
-    posterior = scramble(DiagonalGaussian(shape, dtype=DTYPE), seed)
-    return posterior.loc, posterior.log_scale
-
-
 @each_prior
 @pytest.mark.parametrize("shape", [(2, 3), (3, 1, 4), (2, 3, 1, 2)])
 def test_fused_kl_equals_the_plain_composition(prior_name: str, shape: tuple[int, ...]) -> None:
@@ -120,34 +114,6 @@ def test_fused_kl_of_many_entries_equals_float64(
     plain_grads = torch.autograd.grad(plain.sum(), list(exact.parameters()))
     for ours, theirs in zip(fused_grads, plain_grads, strict=True):
         torch.testing.assert_close(ours.double(), theirs, rtol=tolerance, atol=tolerance)
-
-
-@pytest.mark.parametrize("prior_name", ["fixed", "empirical_bayes"])
-@pytest.mark.parametrize("shape", [(2, 3), (2, 2, 3)])
-def test_fused_kl_passes_gradcheck_and_gradgradcheck(
-    prior_name: str, shape: tuple[int, ...]
-) -> None:
-    inputs = diagonal_inputs(shape)
-    prior = PRIORS[prior_name](shape[:-2])
-
-    def kl(loc: Tensor, log_scale: Tensor) -> Tensor:  # two terms in one node
-        return fused_kls([prior, prior], [(loc, log_scale, None), (log_scale, loc, None)])
-
-    assert torch.autograd.gradcheck(kl, inputs)
-    assert torch.autograd.gradgradcheck(kl, inputs)
-
-
-@pytest.mark.parametrize("prior_shape", [(2,), ()])
-def test_fused_kl_with_a_learned_variance_passes_both_checks(prior_shape: tuple[int, ...]) -> None:
-    prior = LearnedPrior(prior_shape, variance=0.3, dtype=DTYPE)
-
-    def kl(loc: Tensor, log_scale: Tensor, log_variance: Tensor) -> Tensor:
-        with torch.nn.utils.stateless._reparametrize_module(prior, {"log_variance": log_variance}):
-            return fused_kls([prior], [(loc, log_scale, log_variance)])
-
-    inputs = (*diagonal_inputs((2, 2, 3)), prior.log_variance)
-    assert torch.autograd.gradcheck(kl, inputs)
-    assert torch.autograd.gradgradcheck(kl, inputs)
 
 
 def test_kl_of_the_diagonal_works_under_functorch() -> None:

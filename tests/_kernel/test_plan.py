@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from whvi._checks import is_power_of_two
-from whvi._kernel.plan import BlockPlan
+from whvi._kernel.layout import BlockPlan
 from whvi.errors import ConfigError
 
 

@@ -179,7 +179,7 @@ class WHVILinear(RandomLinear):
     ``W = diag(s1) H diag(g) H diag(s2)``, ``g ~ q(g)``: O(in + out) parameters, O(D log D) time.
 
     Args:
-        in_features, out_features: Any sizes; see :class:`whvi._kernel.plan.BlockPlan`.
+        in_features, out_features: Any sizes; see :class:`whvi._kernel.layout.BlockPlan`.
         bias: Whether to add a bias.
         posterior: Of ``g``: ``"diagonal"``, ``"low_rank"``, ``"full"``, ``"flow"``, ``"point"``,
             or a factory such as ``functools.partial(LowRankGaussian, rank=8)``.

@@ -1,7 +1,7 @@
 r"""The structured weight ``W = diag(s1) H diag(g) H diag(s2)``, ``g ~ q(g)`` (equation 2).
 
 ``s1`` and ``s2`` are optimised; ``g`` has a posterior and a prior. Other shapes than a square power
-of two follow a :class:`~whvi._kernel.plan.BlockPlan`; a single row or column of weights is ``vec(W)``.
+of two follow a :class:`~whvi._kernel.layout.BlockPlan`; a single row or column is ``vec(W)``.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from whvi._kernel.blocks import block_linear, noisy_block_linear
-from whvi._kernel.plan import BlockPlan
+from whvi._kernel.layout import BlockPlan
+from whvi._kernel.product import block_linear, noisy_block_linear
 from whvi.errors import ShapeError
 from whvi.functional import column_features, dense_matrix
 from whvi.layers.weights import OutputMoments, Weight, WeightMoments, lift
@@ -90,7 +90,8 @@ class StructuredWeight(Weight):
     def _multiply_given(self, x: Tensor, bias: Tensor | None, draw: Tensor) -> Tensor:
         if self.plan.is_column:
             return self._column_given(x, bias, draw)
-        return block_linear(x, self.s1, draw, self.s2, bias, self.plan)
+        s1, g, s2 = (v.flatten(-2) for v in (self.s1, draw, self.s2))
+        return block_linear(x, s1, g, s2, bias, self.plan)
 
     def _multiply_local(
         self, x: Tensor, bias: Tensor | None, sampler: LocalReparameterization
@@ -99,9 +100,9 @@ class StructuredWeight(Weight):
         if self.plan.is_column or not isinstance(posterior, DiagonalGaussian):
             inner = tuple(x.shape[len(self.batch_shape) : -1])
             return self._multiply_given(x, bias, self._draw(inner, sampler.generator))
-        moments = (posterior.loc, posterior.log_scale)
-        seed = sampler.next_seed()
-        return noisy_block_linear(x, self.s1, moments, self.s2, bias, self.plan, seed)
+        moments = (posterior.loc.flatten(-2), posterior.log_scale.flatten(-2))
+        s1, s2 = self.s1.flatten(-2), self.s2.flatten(-2)
+        return noisy_block_linear(x, s1, moments, s2, bias, self.plan, sampler.next_seed())
 
     def _column_given(self, x: Tensor, bias: Tensor | None, draw: Tensor) -> Tensor:
         batch_ndim = len(self.batch_shape)

@@ -14,15 +14,14 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from whvi._kernel.backend import kernel_takes
-from whvi._kernel.blocks import prepared_call
 from whvi._kernel.dense import KERNEL_OUTPUTS, local_backward, local_forward
+from whvi._kernel.kl import add_kl_gradients, kl_forward
 from whvi._kernel.noise import normal_from_seed
-from whvi._kernel.product import Operands, product_backward, product_forward
+from whvi._kernel.product import Operands, prepared_call, product_backward, product_forward
 from whvi.layers.linear import MeanFieldLinear, RandomLinear, WHVILinear
 from whvi.layers.sines import Sine, Tile
 from whvi.layers.structured import StructuredWeight
 from whvi.posteriors import DiagonalGaussian
-from whvi.posteriors.diagonal import add_kl_gradients, kl_in_kernel
 from whvi.priors import EmpiricalBayesPrior, FixedPrior
 from whvi.sampling import LocalReparameterization
 
@@ -45,7 +44,7 @@ class _StructuredLink:
 
     def forward(self, x: Tensor, sampler: LocalReparameterization) -> tuple[Tensor, Kept]:
         loc = cast(Tensor, self.parameters[1])
-        call = prepared_call(x.shape, loc.shape, self._batch_ndim, self._plan, True)
+        call = prepared_call(x.shape, loc.flatten(-2).shape, self._batch_ndim, self._plan, True)
         seed = sampler.next_seed()
         operands = Operands(x, *self.parameters)  # type: ignore[arg-type]  # bias may be None
         y, noise = product_forward(operands, call, seed, True)
@@ -122,7 +121,8 @@ class Chain:
         self.first, self.tile = first, tile
         self.parameters = [p for link in links for p in link.parameters]
         self.layers = [link for link in links if isinstance(link, _Layer)]
-        self.priors = [layer.prior for layer in self.layers]
+        self.batch_shape = first.batch_shape
+        self.fixed = [getattr(layer.prior, "fixed_variance", None) for layer in self.layers]
         self.locs = [cast(Tensor, layer.parameters[layer.random[0]]) for layer in self.layers]
         self.log_scales = [cast(Tensor, layer.parameters[layer.random[1]]) for layer in self.layers]
 
@@ -189,7 +189,7 @@ class _ChainFunction(torch.autograd.Function):
         for link in chain.links:
             x, kept = link.forward(x, sampler)
             ctx.kept.append(kept)
-        kl, ctx.variances = kl_in_kernel(chain.priors, chain.locs, chain.log_scales)
+        kl, ctx.variances = kl_forward(chain.batch_shape, chain.fixed, chain.locs, chain.log_scales)
         return x, kl
 
     @staticmethod

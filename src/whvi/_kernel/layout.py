@@ -48,8 +48,13 @@ class BlockPlan:
 
     @property
     def vector_shape(self) -> tuple[int, int]:
-        """Shape ``(K, D)`` of each of ``s1``, ``g`` and ``s2``."""
+        """``(K, D)``: blocks and entries per block of each of ``s1``, ``g`` and ``s2``."""
         return (self.num_blocks, self.block_size)
+
+    @property
+    def vector_size(self) -> int:
+        """``K·D``: entries of each of ``s1``, ``g`` and ``s2``."""
+        return self.num_blocks * self.block_size
 
     @property
     def num_weights(self) -> int:
