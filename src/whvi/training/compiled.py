@@ -17,7 +17,7 @@ from whvi._kernel.backend import kernel_takes
 from whvi._kernel.dense import KERNEL_OUTPUTS, local_backward, local_forward
 from whvi._kernel.kl import add_kl_gradients, kl_forward
 from whvi._kernel.noise import normal_from_seed
-from whvi._kernel.product import Operands, prepared_call, product_backward, product_forward
+from whvi._kernel.product import Operands, prepare, product_backward, product_forward
 from whvi.layers.linear import MeanFieldLinear, RandomLinear, WHVILinear
 from whvi.layers.sines import Sine, Tile
 from whvi.layers.structured import StructuredWeight
@@ -35,7 +35,7 @@ class _StructuredLink:
     def __init__(self, layer: WHVILinear) -> None:
         weight = cast(StructuredWeight, layer.weight)
         posterior = cast(DiagonalGaussian, weight.posterior)
-        self._plan, self._batch_ndim = weight.plan, len(layer.batch_shape)
+        self._plan = weight.plan
         bias = None if layer.bias is None else layer.bias.value
         # in the order of Operands after x
         self.parameters = [weight.s1, posterior.loc, weight.s2, posterior.log_scale, bias]
@@ -44,7 +44,8 @@ class _StructuredLink:
 
     def forward(self, x: Tensor, sampler: LocalReparameterization) -> tuple[Tensor, Kept]:
         loc = cast(Tensor, self.parameters[1])
-        call = prepared_call(x.shape, loc.flatten(-2).shape, self._batch_ndim, self._plan, True)
+        vector = loc.flatten(-2).shape
+        call = cast(Any, prepare(x.shape, vector, vector, vector, self._plan, True))
         seed = sampler.next_seed()
         operands = Operands(x, *self.parameters)  # type: ignore[arg-type]  # bias may be None
         y, noise = product_forward(operands, call, seed, True)
