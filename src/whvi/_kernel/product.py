@@ -89,10 +89,8 @@ def product(operands: Given, plan: BlockPlan | None, seed: int = 0) -> Tensor:
         prepared = prepare(x.shape, s1.shape, g.shape, s2.shape, plan, scale is not None)
         if prepared is not None:
             if torch.is_grad_enabled():
-                for t in operands:
-                    if t is not None and t.requires_grad:
-                        y: Tensor = prepared.apply(seed, *operands)
-                        return y
+                y: Tensor = prepared.apply(seed, *operands)
+                return y
             return product_forward(operands, prepared, seed, False)[0]
     views = views_of(x.shape, s1.shape, g.shape, s2.shape, plan)
     noise = None

@@ -84,9 +84,9 @@ def kl_term(q: DiagonalGaussian, p: Prior) -> kernel_kl.KLTerm | None:
     if isinstance(p, EmpiricalBayesPrior):
         return kernel_kl.KLTerm(loc, log_scale)
     if isinstance(p, FixedPrior):
-        return kernel_kl.KLTerm(loc, log_scale, variance=p.fixed_variance)
-    if isinstance(p, LearnedPrior) and p.log_variance.dim() < loc.dim():
-        return kernel_kl.KLTerm(loc, log_scale, log_variance=p.log_variance)
+        return kernel_kl.KLTerm(loc, log_scale, p.fixed_variance)
+    if isinstance(p, LearnedPrior):
+        return kernel_kl.KLTerm(loc, log_scale, p.variance(loc[..., 0]))
     return None
 
 

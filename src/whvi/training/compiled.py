@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from whvi._kernel.backend import kernel_takes
-from whvi._kernel.dense import KERNEL_OUTPUTS, local_backward, local_forward
-from whvi._kernel.kl import add_kl_gradients, kl_forward
+from whvi._kernel.dense import local_backward, local_forward
+from whvi._kernel.kl import KLTerm, add_kl_gradients, kl_forward
 from whvi._kernel.noise import normal_from_seed
 from whvi._kernel.product import Operands, prepare, product_backward, product_forward
 from whvi.layers.linear import MeanFieldLinear, RandomLinear, WHVILinear
@@ -69,16 +69,15 @@ class _DenseLink:
         self.random = (0, 1)
         self.prior = layer.weight.prior
         self._out_features = layer.out_features
-        self._in_kernel = layer.out_features <= KERNEL_OUTPUTS
 
     def forward(self, x: Tensor, sampler: LocalReparameterization) -> tuple[Tensor, Kept]:
         shape = (*x.shape[:-1], self._out_features)
         noise = normal_from_seed(shape, sampler.next_seed(), dtype=x.dtype)
         given = (self._loc, self._log_scale, self._bias)
-        return local_forward(x, *given, noise, in_kernel=self._in_kernel)
+        return local_forward(x, *given, noise)
 
     def backward(self, kept: Kept, grad: Tensor, wants_x: bool) -> list[Tensor | None]:
-        return list(local_backward(kept, grad, wants_x, in_kernel=self._in_kernel))
+        return list(local_backward(kept, grad, wants_x))
 
 
 @final
@@ -123,9 +122,7 @@ class Chain:
         self.parameters = [p for link in links for p in link.parameters]
         self.layers = [link for link in links if isinstance(link, _Layer)]
         self.batch_shape = first.batch_shape
-        self.fixed = [getattr(layer.prior, "fixed_variance", None) for layer in self.layers]
-        self.locs = [cast(Tensor, layer.parameters[layer.random[0]]) for layer in self.layers]
-        self.log_scales = [cast(Tensor, layer.parameters[layer.random[1]]) for layer in self.layers]
+        self.kl_terms = [_kl_term(layer) for layer in self.layers]
 
     @classmethod
     def of(cls, model: nn.Module) -> Chain | None:
@@ -153,6 +150,11 @@ class Chain:
         # apply() is not annotated in torch.
         values = _ChainFunction.apply(self, sampler, x, *self.parameters)  # type: ignore[no-untyped-call]
         return cast(tuple[Tensor, Tensor], values)
+
+
+def _kl_term(layer: _Layer) -> KLTerm:
+    loc, log_scale = (layer.parameters[i] for i in layer.random)
+    return KLTerm(loc, log_scale, getattr(layer.prior, "fixed_variance", None))  # type: ignore[arg-type]
 
 
 def _has_hooks(model: nn.Module) -> bool:
@@ -190,7 +192,7 @@ class _ChainFunction(torch.autograd.Function):
         for link in chain.links:
             x, kept = link.forward(x, sampler)
             ctx.kept.append(kept)
-        kl, ctx.variances = kl_forward(chain.batch_shape, chain.fixed, chain.locs, chain.log_scales)
+        kl, ctx.variances = kl_forward(chain.kl_terms, chain.batch_shape)
         return x, kl
 
     @staticmethod
@@ -209,5 +211,5 @@ class _ChainFunction(torch.autograd.Function):
                 loc, log_scale = link.random
                 into.insert(0, cast(Any, (to_parameters[loc], to_parameters[log_scale])))
             grad = cast(Tensor, to_x)
-        add_kl_gradients(grad_kl, chain.locs, chain.log_scales, ctx.variances, into)
+        add_kl_gradients(grad_kl, chain.kl_terms, ctx.variances, into)
         return (None, None, grad, *gradients)
