@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 
 from whvi._kernel.broadcasting import Broadcast, Shape, check_shapes, plan_broadcast
-from whvi._kernel.noise import draw_seed, normal_from_seed
+from whvi._kernel.noise import normal_from_seed
 from whvi._kernel.product import Call, Operands, can_fuse, fused_product
 from whvi.errors import ShapeError
+from whvi.sampling import draw_seed
 from whvi.transforms import fwht, hadamard_matrix
 
 

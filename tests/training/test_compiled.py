@@ -99,12 +99,12 @@ def test_gradient_of_the_input_and_no_second_derivative() -> None:
 @needs_kernel
 def test_frozen_parameters_get_no_gradient() -> None:
     model = whvi.mlp(5, (8,), 1)
-    model[0].weight.s1.requires_grad_(False)
+    model[0].matrix.s1.requires_grad_(False)
     chain = Chain.of(model)
     assert chain is not None
     chain(torch.randn(4, 5), seeded())[0].sum().backward()
-    assert model[0].weight.s1.grad is None
-    assert model[0].weight.s2.grad is not None
+    assert model[0].matrix.s1.grad is None
+    assert model[0].matrix.s2.grad is not None
 
 
 def hooked() -> nn.Module:

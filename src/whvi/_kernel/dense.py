@@ -29,7 +29,7 @@ def local_linear(
 
     Args:
         x: Shape ``(*batch_shape, *inner, in_features)``.
-        loc, log_scale: ``M`` and ``log σ``, shape ``(*batch_shape, out_features, in_features)``.
+        loc, log_scale: ``M`` and ``log σ``, row by row: ``(*batch_shape, out · in)``.
         bias: ``(*batch_shape, out_features)`` or ``None``.
         noise: ``ε``, shape ``(*batch_shape, *inner, out_features)``.
     """
@@ -37,6 +37,11 @@ def local_linear(
         return _compose(x, loc, log_scale, bias, noise)
     # apply() is not annotated in torch.
     return cast(Tensor, _LocalLinear.apply(x, loc, log_scale, bias, noise))  # type: ignore[no-untyped-call]
+
+
+def _matrix(v: Tensor, x: Tensor, noise: Tensor) -> Tensor:
+    """View ``(*batch_shape, out · in)`` as ``(*batch_shape, out, in)``."""
+    return v.view(*v.shape[:-1], noise.shape[-1], x.shape[-1])
 
 
 def _rows(x: Tensor, matrix: Tensor) -> Tensor:
@@ -54,6 +59,7 @@ def _spread(rows: Tensor, variance: Tensor) -> Tensor:
 def _compose(
     x: Tensor, loc: Tensor, log_scale: Tensor, bias: Tensor | None, noise: Tensor
 ) -> Tensor:
+    loc, log_scale = _matrix(loc, x, noise), _matrix(log_scale, x, noise)
     rows = _rows(x, loc)
     y = rows @ loc.transpose(-1, -2)
     y = y + _spread(rows, (2 * log_scale).exp()) * _rows(noise, loc)
@@ -71,7 +77,7 @@ class _LocalLinear(torch.autograd.Function):
     ) -> Tensor:
         tensors = [t for t in (x, loc, log_scale, bias, noise) if t is not None]
         same = all(t.dtype is x.dtype and kernel_takes(t) for t in tensors)
-        ctx.in_kernel = same and loc.shape[-2] <= KERNEL_OUTPUTS
+        ctx.in_kernel = same and noise.shape[-1] <= KERNEL_OUTPUTS
         y, kept = local_forward(x, loc, log_scale, bias, noise, in_kernel=ctx.in_kernel)
         ctx.save_for_backward(*kept)
         return y
@@ -116,8 +122,9 @@ def local_backward(
 def _forward_in_torch(
     x: Tensor, loc: Tensor, log_scale: Tensor, bias: Tensor | None, noise: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
+    loc = _matrix(loc, x, noise)
     rows = _rows(x, loc)
-    scale = log_scale.exp()
+    scale = _matrix(log_scale, x, noise).exp()
     variance = scale.mul_(scale)
     spread = _spread(rows, variance)
     y = (rows @ loc.transpose(-1, -2)).addcmul_(spread, _rows(noise, loc))
@@ -127,7 +134,8 @@ def _forward_in_torch(
 
 
 def _backward_in_torch(kept: Kept, grad_y: Tensor, wants_x: bool) -> tuple[Tensor | None, ...]:
-    x, loc, _, bias, noise, variance, spread = kept
+    x, flat, _, bias, noise, variance, spread = kept
+    loc = _matrix(flat, x, noise)
     rows, grad = _rows(x, loc), _rows(grad_y, loc)
     r = (grad * _rows(noise, loc)).div_(spread)
     grad_x = None
@@ -135,15 +143,15 @@ def _backward_in_torch(kept: Kept, grad_y: Tensor, wants_x: bool) -> tuple[Tenso
         grad_x = (grad @ loc).addcmul_(r @ variance, rows).view(x.shape)
     return (
         grad_x,
-        grad.transpose(-1, -2) @ rows,
-        (r.transpose(-1, -2) @ (rows * rows)).mul_(variance),
+        (grad.transpose(-1, -2) @ rows).view_as(flat),
+        (r.transpose(-1, -2) @ (rows * rows)).mul_(variance).view_as(flat),
         None if bias is None else grad.sum(-2),
     )
 
 
-def _sizes(x: Tensor, loc: Tensor) -> tuple[int, ...]:
+def _sizes(x: Tensor, loc: Tensor, noise: Tensor) -> tuple[int, ...]:
     """Element bytes, threads, replicas, rows, in and out, as the kernel wants them."""
-    outputs, inputs = loc.shape[-2:]
+    outputs, inputs = noise.shape[-1], x.shape[-1]
     replicas = loc.numel() // (outputs * inputs)
     rows = x.numel() // (inputs * replicas)
     return x.element_size(), torch.get_num_threads(), replicas, rows, inputs, outputs
@@ -162,7 +170,7 @@ def _forward_in_kernel(
     bias = None if bias is None else bias.contiguous()
     y, spread, variance = torch.empty_like(noise), torch.empty_like(noise), torch.empty_like(loc)
     pointers = _pointers(x, loc, log_scale, bias, noise, y, variance, spread)
-    kernel.dense_forward(*_sizes(x, loc), *pointers)
+    kernel.dense_forward(*_sizes(x, loc, noise), *pointers)
     return y, variance, spread
 
 
@@ -178,5 +186,5 @@ def _backward_in_kernel(kept: Kept, grad_y: Tensor, wants_x: bool) -> tuple[Tens
     ]
     grad_y = grad_y.contiguous()
     pointers = _pointers(x, loc, log_scale, bias, noise, grad_y, variance, spread, *grads)
-    kernel.dense_backward(*_sizes(x, loc), *pointers)
+    kernel.dense_backward(*_sizes(x, loc, noise), *pointers)
     return tuple(grads)

@@ -20,7 +20,6 @@ from whvi._kernel.noise import normal_from_seed
 from whvi._kernel.product import Operands, prepared_call, product_backward, product_forward
 from whvi.layers.linear import MeanFieldLinear, RandomLinear, WHVILinear
 from whvi.layers.sines import Sine, Tile
-from whvi.layers.structured import StructuredWeight
 from whvi.posteriors import DiagonalGaussian
 from whvi.priors import EmpiricalBayesPrior, FixedPrior
 from whvi.sampling import LocalReparameterization
@@ -33,18 +32,17 @@ class _StructuredLink:
     """``WHVILinear`` with a diagonal posterior and a deterministic bias, or none."""
 
     def __init__(self, layer: WHVILinear) -> None:
-        weight = cast(StructuredWeight, layer.weight)
-        posterior = cast(DiagonalGaussian, weight.posterior)
-        self._plan, self._batch_ndim = weight.plan, len(layer.batch_shape)
-        bias = None if layer.bias is None else layer.bias.value
+        matrix = layer.matrix
+        posterior = cast(DiagonalGaussian, matrix.posterior)
+        self._plan, self._batch_ndim = matrix.plan, len(layer.batch_shape)
         # in the order of Operands after x
-        self.parameters = [weight.s1, posterior.loc, weight.s2, posterior.log_scale, bias]
+        self.parameters = [matrix.s1, posterior.loc, matrix.s2, posterior.log_scale, layer.bias]
         self.random = (1, 3)  # where loc and log_scale stand among them
-        self.prior = weight.prior
+        self.prior = matrix.prior
 
     def forward(self, x: Tensor, sampler: LocalReparameterization) -> tuple[Tensor, Kept]:
         loc = cast(Tensor, self.parameters[1])
-        call = prepared_call(x.shape, loc.flatten(-2).shape, self._batch_ndim, self._plan, True)
+        call = prepared_call(x.shape, loc.shape, self._batch_ndim, self._plan, True)
         seed = sampler.next_seed()
         operands = Operands(x, *self.parameters)  # type: ignore[arg-type]  # bias may be None
         y, noise = product_forward(operands, call, seed, True)
@@ -61,12 +59,12 @@ class _DenseLink:
     """``MeanFieldLinear``."""
 
     def __init__(self, layer: MeanFieldLinear) -> None:
-        posterior = cast(DiagonalGaussian, layer.weight.posterior)
+        posterior = layer.matrix.posterior
         self._loc, self._log_scale = posterior.loc, posterior.log_scale
-        self._bias = None if layer.bias is None else layer.bias.value
+        self._bias = layer.bias
         self.parameters = [self._loc, self._log_scale, self._bias]
         self.random = (0, 1)
-        self.prior = layer.weight.prior
+        self.prior = layer.matrix.prior
         self._out_features = layer.out_features
         self._in_kernel = layer.out_features <= KERNEL_OUTPUTS
 
@@ -139,7 +137,7 @@ class Chain:
         if isinstance(links[-1], _Activation):  # it would write over the gradient of the output
             return None
         chain = cls(cast(list[Link], links), modules[0], tile)
-        dtype = chain.first.weight.posterior.loc.dtype
+        dtype = chain.first.matrix.posterior.loc.dtype
         given = [p for p in chain.parameters if p is not None]
         usable = all(kernel_takes(p) and p.dtype is dtype and p.is_contiguous() for p in given)
         return chain if usable else None
@@ -168,14 +166,14 @@ def _link(module: nn.Module) -> Link | None:
         return _SineLink()
     if not isinstance(module, RandomLinear):
         return None
-    if module.bias is not None and module.bias.value is None:
+    if module.bias_posterior is not None:
         return None
-    if not isinstance(module.weight.posterior, DiagonalGaussian):
+    if not isinstance(module.matrix.posterior, DiagonalGaussian):
         return None
-    if not isinstance(module.weight.prior, EmpiricalBayesPrior | FixedPrior):
+    if not isinstance(module.matrix.prior, EmpiricalBayesPrior | FixedPrior):
         return None
     if isinstance(module, WHVILinear):
-        column = cast(StructuredWeight, module.weight).plan.is_column
+        column = module.matrix.plan.is_column
         return None if column else _StructuredLink(module)
     return _DenseLink(module) if isinstance(module, MeanFieldLinear) else None
 

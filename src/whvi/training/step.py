@@ -12,7 +12,7 @@ from whvi.elbo import Elbo, elbo_of_values
 from whvi.functions import local_function_values, with_draws
 from whvi.layers.protocol import ModelKL
 from whvi.likelihoods import Likelihood
-from whvi.sampling import LocalReparameterization
+from whvi.sampling import LocalReparameterization, sampling
 from whvi.training.compiled import Chain
 from whvi.training.config import FitConfig
 from whvi.training.distributed import Ranks, average_gradients, unmanaged_parameters
@@ -122,13 +122,14 @@ class Stepper:
 
     def _values(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Function values by local reparameterization and the KL, in one node where possible."""
-        batch_shape, num_samples = self._state.batch_shape, self._config.num_samples
+        batch_shape, num_draws = self._state.batch_shape, self._config.num_draws
         generator = self._state.generator
         if self._chain is not None:
-            rows = with_draws(x, batch_shape, num_samples)
+            rows = with_draws(x, batch_shape, num_draws)
             return self._chain(rows, LocalReparameterization(generator))
-        f = local_function_values(self._model, x, batch_shape, num_samples, generator)
-        return f, self._kl()
+        f = local_function_values(self._model, x, batch_shape, num_draws, generator)
+        with sampling(LocalReparameterization(generator)):  # for KLs that are estimated
+            return f, self._kl()
 
     def _guard(self, loss: Tensor, result: Elbo, gradients: list[Tensor]) -> None:
         """Refuse a step whose objective or gradients are not finite, before it is taken."""
