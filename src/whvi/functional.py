@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from whvi._kernel.layout import broadcast_views
-from whvi._kernel.noise import draw_seed
 from whvi._kernel.product import product
 from whvi.errors import ShapeError
+from whvi.sampling import draw_seed
 from whvi.transforms import fwht
 
 

@@ -35,7 +35,7 @@ def local_linear(
 
     Args:
         x: Shape ``(*batch_shape, *inner, in_features)``.
-        loc, log_scale: ``M`` and ``log σ``, shape ``(*batch_shape, out_features, in_features)``.
+        loc, log_scale: ``M`` and ``log σ``, row by row: shape ``(*batch_shape, out · in)``.
         bias: ``(*batch_shape, out_features)`` or ``None``.
         noise: ``ε``, shape ``(*batch_shape, *inner, out_features)``.
     """
@@ -49,17 +49,22 @@ def _compose(
     x: Tensor, loc: Tensor, log_scale: Tensor, bias: Tensor | None, noise: Tensor
 ) -> Tensor:
     """The draw in torch operations."""
+    M, V = (_matrix(v, x, noise) for v in (loc, (2 * log_scale).exp()))
     rows = _rows(x, loc)
-    y = rows @ loc.transpose(-1, -2)
-    y = y + _spread(rows, (2 * log_scale).exp()) * _rows(noise, loc)
+    y = rows @ M.transpose(-1, -2) + _spread(rows, V) * _rows(noise, loc)
     if bias is not None:
         y = y + bias.unsqueeze(-2)
     return y.reshape(noise.shape)
 
 
-def _rows(x: Tensor, matrix: Tensor) -> Tensor:
+def _matrix(v: Tensor, x: Tensor, noise: Tensor) -> Tensor:
+    """View ``(*batch_shape, out · in)`` as ``(*batch_shape, out, in)``."""
+    return v.reshape(*v.shape[:-1], noise.shape[-1], x.shape[-1])
+
+
+def _rows(x: Tensor, loc: Tensor) -> Tensor:
     """View ``(*batch_shape, *inner, features)`` as ``(*batch_shape, rows, features)``."""
-    batch_shape = matrix.shape[:-2]
+    batch_shape = loc.shape[:-1]
     return x if x.dim() == len(batch_shape) + 2 else x.reshape(*batch_shape, -1, x.shape[-1])
 
 
@@ -97,10 +102,11 @@ def local_forward(
         variance = torch.empty_like(ready[1])
         _call("dense_forward", (*ready, y, variance, spread))
         return y, (*given, variance, spread)
-    rows, scale = _rows(x, loc), log_scale.exp()
+    rows, scale = _rows(x, loc), _matrix(log_scale, x, noise).exp()
     variance = scale.mul_(scale)
     spread = _spread(rows, variance)
-    y = (rows @ loc.transpose(-1, -2)).addcmul_(spread, _rows(noise, loc))
+    M = _matrix(loc, x, noise)
+    y = (rows @ M.transpose(-1, -2)).addcmul_(spread, _rows(noise, loc))
     if bias is not None:
         y += bias.unsqueeze(-2)
     return y.view(noise.shape), (*given, variance, spread)
@@ -116,19 +122,19 @@ def local_backward(kept: Kept, grad_y: Tensor, wants_x: bool) -> tuple[Tensor | 
             gradients[0] = None
         _call("dense_backward", (*ready, grad_y, variance, spread, *gradients))
         return tuple(gradients)
-    rows, grad = _rows(x, loc), _rows(grad_y, loc)
+    rows, grad, M = _rows(x, loc), _rows(grad_y, loc), _matrix(loc, x, noise)
     r = (grad * _rows(noise, loc)).div_(spread)
     return (
-        (grad @ loc).addcmul_(r @ variance, rows).view(x.shape) if wants_x else None,
-        grad.transpose(-1, -2) @ rows,
-        (r.transpose(-1, -2) @ (rows * rows)).mul_(variance),
+        (grad @ M).addcmul_(r @ variance, rows).view(x.shape) if wants_x else None,
+        (grad.transpose(-1, -2) @ rows).view_as(loc),
+        (r.transpose(-1, -2) @ (rows * rows)).mul_(variance).view_as(loc),
         None if bias is None else grad.sum(-2),
     )
 
 
 def _kernel_takes_all(given: Kept) -> bool:
-    x, loc = given[:2]
-    return loc.shape[-2] <= _KERNEL_OUTPUTS and all(
+    x, noise = given[0], given[4]
+    return noise.shape[-1] <= _KERNEL_OUTPUTS and all(
         t is None or (t.dtype is x.dtype and kernel_takes(t)) for t in given
     )
 
@@ -139,8 +145,8 @@ def _contiguous(tensors: Kept) -> list[Any]:
 
 def _call(name: str, tensors: Kept) -> None:
     """Call the kernel with the sizes of the layer and the addresses of the tensors."""
-    x, loc = tensors[:2]
-    outputs, inputs = loc.shape[-2:]
+    x, loc, _, _, noise, *_ = tensors
+    inputs, outputs = x.shape[-1], noise.shape[-1]
     replicas = loc.numel() // (outputs * inputs)
     sizes = (replicas, x.numel() // (inputs * replicas), inputs, outputs)
     addresses = (0 if t is None else t.data_ptr() for t in tensors)
