@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 import whvi
 from whvi._kernel.backend import kernel
+from whvi.errors import ShapeError
 from whvi.functions import batch_shape_of
 from whvi.layers.linear import MeanFieldLinear, WHVILinear
 from whvi.sampling import LocalReparameterization, sampling
@@ -233,3 +234,22 @@ def test_a_fit_is_the_same_with_and_without(monkeypatch: pytest.MonkeyPatch) -> 
         trained.append([*model.state_dict().values(), *likelihood.state_dict().values()])
     for ours, theirs in zip(*trained, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-4)
+
+
+@needs_kernel
+def test_a_layer_that_occurs_twice_counts_once_in_the_kl() -> None:
+    layer = WHVILinear(8, 8)
+    model = nn.Sequential(layer, nn.ReLU(), layer, MeanFieldLinear(8, 1))
+    before = whvi.kl(model).item()
+    config = whvi.FitConfig(num_steps=1, batch_size=10)
+    data = torch.randn(10, 8), torch.randn(10)
+    history = whvi.fit(model, whvi.likelihoods.Gaussian(), data, config=config)
+    assert history.kl[0] == pytest.approx(before, rel=1e-6)
+
+
+def test_layers_that_do_not_fit_are_refused_by_a_fit() -> None:
+    model = nn.Sequential(WHVILinear(8, 8), nn.ReLU(), WHVILinear(400, 8), MeanFieldLinear(8, 1))
+    data = torch.randn(10, 8), torch.randn(10)
+    config = whvi.FitConfig(num_steps=1, batch_size=10)
+    with pytest.raises(ShapeError, match="400"):
+        whvi.fit(model, whvi.likelihoods.Gaussian(), data, config=config)

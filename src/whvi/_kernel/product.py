@@ -103,7 +103,7 @@ def product(operands: Given, plan: BlockPlan | None, seed: int = 0) -> Tensor:
 def _compose(operands: Operands, views: Views, noise: Tensor | None, log_scale: bool) -> Tensor:
     """The product in torch operations; ``noise`` is ``(*leading, D)``."""
     x, s1, g, s2 = (t.reshape(shape) for t, shape in zip(operands[:4], views[:4], strict=True))
-    if operands.scale is not None:
+    if operands.scale is not None and noise is not None:
         scale = operands.scale.reshape(views.scale)
         g = g + (scale.exp() if log_scale else scale) * noise
     if x.shape[-1] < s2.shape[-1]:

@@ -157,7 +157,7 @@ class _DenseLink:
     """``MeanFieldLinear`` with a deterministic bias, or none."""
 
     def __init__(self, layer: MeanFieldLinear) -> None:
-        q = cast(DiagonalGaussian, layer.matrix.posterior)
+        q = layer.matrix.posterior
         self.parameters = [q.loc, q.log_scale, layer.bias]
         self.random = (0, 1)
         self.kl_term = q.kl_term(layer.matrix.prior)
@@ -218,7 +218,7 @@ class CompiledModel:
     def __init__(self, model: nn.Sequential) -> None:
         modules = list(model)
         self._tile = modules.pop(0) if type(modules[0]) is Tile else None
-        self._first = modules[0]
+        self._first = cast(WHVILinear | MeanFieldLinear, modules[0])
         self._links = [_LINKS[type(module)](module) for module in modules]
         self._hooks = [hooks for module in model.modules() for hooks in _hooks(module)]
         self._kl_terms = [link.kl_term for link in self._links if link.parameters]
