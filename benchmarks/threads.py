@@ -9,7 +9,7 @@ import torch
 
 from benchmarks.records import Cell, timed_cell
 from benchmarks.timing import Effort, Rival
-from whvi._kernel.noise import standard_normal
+from whvi._kernel.noise import draw_seed, normal_from_seed
 from whvi.functional import noisy_structured_product, structured_product
 from whvi.transforms import fwht
 
@@ -52,5 +52,5 @@ def _works(rows: int, size: int) -> dict[str, Callable[[], object]]:
         "product, noise per row": lambda: torch.autograd.grad(
             noisy_structured_product(*noisy), noisy, grad
         ),
-        "noise": lambda: standard_normal((rows, size)),
+        "noise": lambda: normal_from_seed((rows, size), draw_seed()),
     }

@@ -83,8 +83,8 @@ class TestWHVIConv3d(LayerSuite):
 
 
 class TestRandomBiasWHVIConv2d(LayerSuite):
-    options = {"groups": 2, "bias_posterior": "low_rank"}
-    case = Case(partial(WHVIConv2d, 4, 6, 2, **options), (4, 3, 2), (6, 2, 1))
+    grouped = partial(WHVIConv2d, groups=2, bias_posterior="low_rank")
+    case = Case(partial(grouped, 4, 6, 2), (4, 3, 2), (6, 2, 1))
 
 
 class TestMeanFieldConv1d(LayerSuite):

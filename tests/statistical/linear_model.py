@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from whvi.functional import column_features, linear_map_in_g
+from tests.transforms.reference import linear_map_in_g
+from whvi.functional import column_features
 from whvi.layers import WHVILinear
 from whvi.likelihoods import Gaussian
 from whvi.posteriors import DiagonalGaussian, FullGaussian

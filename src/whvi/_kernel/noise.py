@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from whvi._kernel.backend import is_tracing, kernel
-from whvi.sampling import draw_seed
 
 
 def normal_from_seed(
@@ -39,14 +38,3 @@ def normal_from_seed(
         threads = torch.get_num_threads()
         kernel.normals(out.element_size(), threads, seed, 0, math.prod(shape), out.data_ptr())
         return out if native is dtype else out.to(dtype)
-
-
-def standard_normal(
-    shape: tuple[int, ...],
-    *,
-    generator: torch.Generator | None = None,
-    dtype: torch.dtype = torch.float32,
-    device: torch.device | str = "cpu",
-) -> Tensor:
-    """Return standard normals of ``shape``; ``generator`` decides which."""
-    return normal_from_seed(shape, draw_seed(generator), dtype=dtype, device=device)

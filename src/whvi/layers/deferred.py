@@ -39,7 +39,7 @@ class DeferredTensor(Tensor):
         return self._formed
 
     @classmethod
-    def __torch_function__(  # noqa: D105
+    def __torch_function__(
         cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         if func in _FREE:

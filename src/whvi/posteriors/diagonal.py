@@ -71,9 +71,9 @@ class DiagonalGaussian(Posterior):
         if isinstance(prior, EmpiricalBayesPrior):
             return KLTerm(self.loc, self.log_scale)
         if isinstance(prior, FixedPrior):
-            return KLTerm(self.loc, self.log_scale, variance=prior.fixed_variance)
-        if isinstance(prior, LearnedPrior) and prior.log_variance.dim() < self.loc.dim():
-            return KLTerm(self.loc, self.log_scale, log_variance=prior.log_variance)
+            return KLTerm(self.loc, self.log_scale, prior.fixed_variance)
+        if isinstance(prior, LearnedPrior):
+            return KLTerm(self.loc, self.log_scale, prior.variance(self.loc[..., 0]))
         return None
 
     def kl(self, prior: Prior, *, generator: torch.Generator | None = None) -> Tensor:
