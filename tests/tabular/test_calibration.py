@@ -61,9 +61,9 @@ def test_the_factor_undoes_wrong_logits():
         y = sample(case, functions, x)
         before = functions(x)
         last = case.model[-1]
-        last.weight.posterior.loc.mul_(4)
-        last.weight.posterior.log_scale.add_(math.log(4))
-        last.bias.value.mul_(4)
+        last.matrix.posterior.loc.mul_(4)
+        last.matrix.posterior.log_scale.add_(math.log(4))
+        last.bias.mul_(4)
     factor, _ = calibrate(case, case.draw_functions(1, 0), x, y)
     assert factor == pytest.approx(1 / 4, rel=0.11)
     after = case.draw_functions(1, 0)(x)

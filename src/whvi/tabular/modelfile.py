@@ -237,9 +237,9 @@ def _layer_shapes(
     if is_last or (min(before, after) == 1 and max(before, after) > 1):
         return {"weight": (members, draws, after, before), "bias": bias}
     size = 1 << (before - 1).bit_length()
-    blocks = (-(-after // size), size)
-    vector = (members, *blocks)
-    return {"s1": vector, "g": (members, draws, *blocks), "s2": vector, "bias": bias}
+    entries = -(-after // size) * size
+    vector = (members, entries)
+    return {"s1": vector, "g": (members, draws, entries), "s2": vector, "bias": bias}
 
 
 def _classes(stored: Any, architecture: Architecture) -> NDArray[Any] | None:

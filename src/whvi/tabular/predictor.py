@@ -23,12 +23,13 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from whvi._kernel.blocks import block_linear
-from whvi._kernel.plan import BlockPlan
+from whvi._kernel.layout import BlockPlan
+from whvi._kernel.product import block_linear
 from whvi.errors import ConfigError
 from whvi.layers import WHVILinear
 from whvi.layers.linear import RandomLinear
 from whvi.layers.sines import Sine, Tile
+from whvi.layers.structured import StructuredMatrix
 from whvi.likelihoods import (
     Bernoulli,
     Categorical,
@@ -132,7 +133,7 @@ class Architecture:
 
 
 class StructuredDraws(NamedTuple):
-    """``s1, s2 (R, K, D)``, draws ``g (R, S, K, D)``, ``bias (R, out)``."""
+    """``s1, s2 (R, K·D)``, draws ``g (R, S, K·D)``, ``bias (R, out)``."""
 
     s1: Tensor
     g: Tensor
@@ -141,8 +142,9 @@ class StructuredDraws(NamedTuple):
 
     def __call__(self, h: Tensor) -> Tensor:
         """Map ``(R, S, N, in)`` to ``(R, S, N, out)``."""
-        num_blocks, size = self.s1.shape[-2:]
-        plan = BlockPlan(h.shape[-1], self.bias.shape[-1], size, num_blocks, is_column=False)
+        width, outputs = h.shape[-1], self.bias.shape[-1]
+        size = 1 << (width - 1).bit_length()
+        plan = BlockPlan(width, outputs, size, -(-outputs // size), is_column=False)
         return block_linear(h, *self, plan)
 
 
@@ -173,13 +175,14 @@ def draw_layers(
     for layer in model:
         if not isinstance(layer, RandomLinear):
             continue
-        weight, bias = layer.weight, layer.bias.value.detach()
-        if isinstance(layer, WHVILinear) and not weight.plan.is_column:
-            g = weight.posterior.rsample((num_draws,), generator=generator)
-            found.append(StructuredDraws(weight.s1.detach(), g, weight.s2.detach(), bias))
+        matrix, bias = layer.matrix, layer.bias
+        assert bias is not None  # as in build_network
+        draw = matrix.posterior.draw((num_draws,), generator)
+        if isinstance(matrix, StructuredMatrix) and not matrix.plan.is_column:
+            found.append(StructuredDraws(matrix.s1, draw, matrix.s2, bias))
         else:
-            found.append(DenseDraws(weight.sample((num_draws,), generator=generator), bias))
-    return tuple(found)
+            found.append(DenseDraws(matrix.dense(draw), bias))
+    return tuple(type(layer)(*(part.detach() for part in layer)) for layer in found)
 
 
 @contextlib.contextmanager

@@ -221,7 +221,7 @@ def log_predictive_density(
     """
     generator = seeded_generator("validation", seed, device=x.device)
     f = draw_functions(
-        model, x, num_samples=_VALIDATION_DRAWS, generator=generator, batch_size=_VALIDATION_ROWS
+        model, x, num_draws=_VALIDATION_DRAWS, generator=generator, batch_size=_VALIDATION_ROWS
     )
     log_prob = likelihood.log_prob(f, y)
     return (log_prob.logsumexp(-2) - math.log(_VALIDATION_DRAWS)).mean(-1)

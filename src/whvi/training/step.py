@@ -12,8 +12,8 @@ from whvi.elbo import Elbo, elbo_of_values
 from whvi.functions import local_function_values, with_draws
 from whvi.layers.protocol import ModelKL
 from whvi.likelihoods import Likelihood
-from whvi.sampling import LocalReparameterization
-from whvi.training.compiled import Chain
+from whvi.sampling import LocalReparameterization, sampling
+from whvi.training.compiled import compile_model
 from whvi.training.config import FitConfig
 from whvi.training.distributed import Ranks, average_gradients, unmanaged_parameters
 from whvi.training.guards import (
@@ -80,7 +80,7 @@ class Stepper:
         self._state, self._config = state, config
         self._num_data = num_data
         self._kl = ModelKL(model)
-        self._chain = Chain.of(model)
+        self._compiled = compile_model(model)
         self._parameters = list(state.parameters.values())
         self._finite = FiniteCheck(state.device)
         self._distributed = ranks.world_size > 1
@@ -122,13 +122,14 @@ class Stepper:
 
     def _values(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Function values by local reparameterization and the KL, in one node where possible."""
-        batch_shape, num_samples = self._state.batch_shape, self._config.num_samples
+        batch_shape, num_draws = self._state.batch_shape, self._config.num_draws
         generator = self._state.generator
-        if self._chain is not None:
-            rows = with_draws(x, batch_shape, num_samples)
-            return self._chain(rows, LocalReparameterization(generator))
-        f = local_function_values(self._model, x, batch_shape, num_samples, generator)
-        return f, self._kl()
+        if self._compiled is not None and self._compiled.is_current:
+            rows = with_draws(x, batch_shape, num_draws)
+            return self._compiled(rows, LocalReparameterization(generator))
+        f = local_function_values(self._model, x, batch_shape, num_draws, generator)
+        with sampling(LocalReparameterization(generator)):  # for KLs that are estimated
+            return f, self._kl()
 
     def _guard(self, loss: Tensor, result: Elbo, gradients: list[Tensor]) -> None:
         """Refuse a step whose objective or gradients are not finite, before it is taken."""
