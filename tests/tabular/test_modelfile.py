@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from whvi._sealed import seal
+from whvi._files import seal
 from whvi.errors import ModelFileError
 from whvi.tabular import WHVIClassifier, WHVIRegressor, load_model
 from whvi.tabular.modelfile import FORMAT_VERSION, read_model_file, write_model_file

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Sequence
+
 __all__ = ["main"]
 
 try:
@@ -9,9 +12,7 @@ try:
 except ImportError as absent:
     _REASON = str(absent)
 
-    def main(arguments: object = None) -> int:
+    def main(arguments: Sequence[str] | None = None) -> int:
         """Say what is missing."""
-        import sys
-
         print(f"error: {_REASON}; pip install 'whvi[cli]'", file=sys.stderr)
         return 2

@@ -9,8 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
-from enum import Enum
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -28,31 +27,9 @@ app = typer.Typer(
 )
 
 
-class Task(str, Enum):
-    """What to predict."""
-
-    AUTO = "auto"
-    REGRESSION = "regression"
-    CLASSIFICATION = "classification"
-
-
-class NoiseModel(str, Enum):
-    """How targets scatter around the function."""
-
-    AUTO = "auto"
-    GAUSSIAN = "gaussian"
-    HETEROSCEDASTIC = "heteroscedastic"
-    STUDENT_T = "student_t"
-    POISSON = "poisson"
-
-
-class Decimal(str, Enum):
-    """The decimal mark."""
-
-    POINT = "."
-    COMMA = ","
-
-
+Task = Literal["auto", "regression", "classification"]
+NoiseModel = Literal["auto", "gaussian", "heteroscedastic", "student_t", "poisson"]
+Decimal = Literal[".", ","]
 ModelFile = Annotated[str, typer.Argument(metavar="MODEL", help="Model file, as 'fit' writes it.")]
 TableFile = Annotated[
     str, typer.Argument(metavar="TABLE", help="CSV, TSV or Parquet file; '-' is standard input.")
@@ -88,10 +65,10 @@ def fit(
     output: Annotated[str, typer.Option("--output", "-o", help="Model file to write.")],
     task: Annotated[
         Task, typer.Option("--task", help="auto: texts are classes, numbers are not.")
-    ] = Task.AUTO,
+    ] = "auto",
     likelihood: Annotated[
         NoiseModel, typer.Option("--likelihood", help="auto: the best on held-out rows.")
-    ] = NoiseModel.AUTO,
+    ] = "auto",
     members: Annotated[
         int | None, typer.Option("--members", min=1, help="Networks in the ensemble.")
     ] = None,
@@ -112,7 +89,7 @@ def fit(
     ] = None,
     quiet: Quiet = False,
     separator: Separator = None,
-    decimal: DecimalMark = Decimal.POINT,
+    decimal: DecimalMark = ".",
     encoding: Encoding = "utf-8",
 ) -> None:
     """Fit a model to a table and write it to a file."""
@@ -120,8 +97,8 @@ def fit(
 
     options = FitOptions(
         target=target,
-        task=task.value,
-        likelihood=likelihood.value,
+        task=task,
+        likelihood=likelihood,
         members=members,
         hidden=hidden,
         steps=steps,
@@ -130,7 +107,7 @@ def fit(
         seed=seed,
         checkpoint=checkpoint,
     )
-    reading = TableOptions(separator, decimal.value, encoding, quiet=quiet)
+    reading = TableOptions(separator, decimal, encoding, quiet=quiet)
     fit_table(table, output, options, reading)
 
 
@@ -147,13 +124,13 @@ def predict(
     ] = None,
     quiet: Quiet = False,
     separator: Separator = None,
-    decimal: DecimalMark = Decimal.POINT,
+    decimal: DecimalMark = ".",
     encoding: Encoding = "utf-8",
 ) -> None:
     """Predict every row of a table: mean, std, epistemic, aleatoric, lower, upper; or classes."""
     from whvi.cli.commands import TableOptions, predict_table
 
-    options = TableOptions(separator, decimal.value, encoding, quiet=quiet)
+    options = TableOptions(separator, decimal, encoding, quiet=quiet)
     predict_table(model, table, output, options, level=level, keep=tuple(keep or ()))
 
 
@@ -165,14 +142,14 @@ def evaluate(
     level: Level = 0.9,
     quiet: Quiet = False,
     separator: Separator = None,
-    decimal: DecimalMark = Decimal.POINT,
+    decimal: DecimalMark = ".",
     encoding: Encoding = "utf-8",
 ) -> None:
     """Score predictions against the target column of a table."""
     from whvi.cli.commands import TableOptions
     from whvi.cli.judging import evaluate_table
 
-    options = TableOptions(separator, decimal.value, encoding, quiet=quiet)
+    options = TableOptions(separator, decimal, encoding, quiet=quiet)
     evaluate_table(model, table, options, level=level, as_json=as_json)
 
 
@@ -186,14 +163,14 @@ def report(
     level: Level = 0.9,
     quiet: Quiet = False,
     separator: Separator = None,
-    decimal: DecimalMark = Decimal.POINT,
+    decimal: DecimalMark = ".",
     encoding: Encoding = "utf-8",
 ) -> None:
     """Write a page with scores, pictures and plain words on how good the model is on a table."""
     from whvi.cli.commands import TableOptions
     from whvi.cli.judging import report_table
 
-    options = TableOptions(separator, decimal.value, encoding, quiet=quiet)
+    options = TableOptions(separator, decimal, encoding, quiet=quiet)
     report_table(model, table, output, options, level=level)
 
 

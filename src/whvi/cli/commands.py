@@ -31,6 +31,7 @@ from whvi.tabular.reading import (
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from numpy.typing import NDArray
     from torch import Tensor
 
     from whvi.predictive import Predictive
@@ -161,18 +162,18 @@ def _training_columns(frame: pd.DataFrame, target: str, drop: tuple[str, ...]) -
     return x
 
 
-def numbers_of(frame: pd.DataFrame, name: str) -> np.ndarray:
+def numbers_of(frame: pd.DataFrame, name: str) -> NDArray[np.float64]:
     """Return a column of finite numbers."""
     require_column(frame, name)
     return numeric_columns(frame, [name])[:, 0]
 
 
-def labels_of(frame: pd.DataFrame, name: str) -> np.ndarray:
+def labels_of(frame: pd.DataFrame, name: str) -> NDArray[Any]:
     """Return a column as labels: texts as they are, whole numbers as integers, booleans."""
     require_column(frame, name)
     values = frame[name]
     if values.dtype.kind == "b":
-        return values.to_numpy(dtype=bool)
+        return np.asarray(values, dtype=bool)
     if values.dtype.kind != "O":
         numbers = numbers_of(frame, name)
         whole = numbers.astype(np.int64) if np.abs(numbers).max() < 2**53 else numbers
@@ -183,7 +184,7 @@ def labels_of(frame: pd.DataFrame, name: str) -> np.ndarray:
             f"column {name!r} holds {values.isna().sum()} missing values (first in "
             f"{values.index.name} {first}); drop these rows"
         )
-    return values.to_numpy(dtype=object)
+    return np.asarray(values, dtype=object)
 
 
 def _estimator(

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from whvi._checks import check_positive_int
 from whvi.errors import ConfigError, DataError, ModelFileError
+from whvi.layers.protocol import kl_per_layer
 from whvi.predictive import Predictive
 from whvi.tabular.calibration import calibrate
 from whvi.tabular.inputs import Kind, Standardizer, TableSchema
@@ -365,7 +366,6 @@ def _as_table(x: Any, estimator: str) -> tuple[pd.DataFrame, bool]:
 
 def _summary(trained: Trained, plan: Plan, num_rows: int) -> dict[str, Any]:
     modules = (trained.model, trained.likelihood)
-    layers = {name: layer for name, layer in trained.model.named_children() if hasattr(layer, "kl")}
     return {
         "num_rows": num_rows,
         "num_members": plan.members,
@@ -375,7 +375,7 @@ def _summary(trained: Trained, plan: Plan, num_rows: int) -> dict[str, Any]:
         "batch_size": plan.batch,
         "learning_rate": plan.learning_rate,
         "beta": plan.beta,
-        "kl_per_layer": {name: float(layer.kl().sum()) for name, layer in layers.items()},
+        "kl_per_layer": {name: float(kl.sum()) for name, kl in kl_per_layer(trained.model).items()},
     }
 
 

@@ -20,8 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from whvi._files import atomic_write
-from whvi._sealed import seal, unseal
+from whvi._files import atomic_write, seal, unseal
 from whvi.errors import ModelFileError, WhviError
 from whvi.tabular.inputs import Standardizer, TableSchema
 from whvi.tabular.predictor import (
