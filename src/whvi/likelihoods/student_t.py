@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from whvi.likelihoods.base import Likelihood, add_target_scaling, check_df, target_moments
 from whvi.likelihoods.gaussian import MIN_NOISE_VARIANCE
 from whvi.predictive import Predictive
-from whvi.predictive.special import student_t_log_prob
+from whvi.predictive.numerics import student_t_log_prob
 
 MIN_DF = 2.01
 """Degrees of freedom stay above this, so that the variance is finite in float32."""
