@@ -189,7 +189,7 @@ def brier(probs: Tensor, labels: Tensor) -> Tensor:
         probs: Shape ``(N, C)``.
         labels: Integers 0, …, C − 1, shape ``(N,)``.
     """
-    _check_probs(probs, labels)
+    check_probs(probs, labels)
     hot = torch.nn.functional.one_hot(labels.long(), probs.shape[-1])
     return (probs - hot).square().sum(-1).mean()
 
@@ -205,7 +205,7 @@ def ece(probs: Tensor, labels: Tensor, *, num_bins: int = 15) -> Tensor:
         labels: Integers 0, …, C − 1, shape ``(N,)``.
         num_bins: ``B``.
     """
-    _check_probs(probs, labels)
+    check_probs(probs, labels)
     check_positive_int("num_bins", num_bins)
     confidence, predicted = probs.double().max(-1)
     bins = ((confidence * num_bins).ceil() - 1).clamp(0, num_bins - 1).long()
@@ -259,7 +259,8 @@ def _check_interval(lower: Tensor, upper: Tensor, y: Tensor) -> None:
         raise DataError("an interval has its lower end above its upper end")
 
 
-def _check_probs(probs: Tensor, labels: Tensor) -> None:
+def check_probs(probs: Tensor, labels: Tensor) -> None:
+    """Raise unless ``probs (N, C)`` are probabilities and ``labels (N,)`` are 0, …, C − 1."""
     if probs.dim() != 2 or labels.shape != probs.shape[:1] or len(labels) == 0:
         raise ShapeError(
             f"expected probs (N, C) and labels (N,), got {tuple(probs.shape)} and "
