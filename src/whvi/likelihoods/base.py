@@ -115,8 +115,11 @@ class Likelihood(nn.Module, ABC):
             or shape[-1] != self.num_features
         ):
             expected = ", ".join([*map(str, self.batch_shape), f"S, N, {self.num_features}"])
-            one_draw = shape == (*self.batch_shape, *shape[-2:-1], self.num_features)
-            hint = "; for a single draw pass f.unsqueeze(-3)" if one_draw else ""
+            hint = ""
+            if shape == (*self.batch_shape, *shape[-2:-1], self.num_features):
+                hint = "; for a single draw pass f.unsqueeze(-3)"
+            elif len(shape) > 3 and shape[:-3] != self.batch_shape:
+                hint = f"; for replicas make the likelihood with batch_shape={tuple(shape[:-3])}"
             raise ShapeError(
                 f"function values must have shape ({expected}), got {tuple(shape)}{hint}"
             )
