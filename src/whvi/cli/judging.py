@@ -94,8 +94,7 @@ def judged_rows(
 
 def score(predictor: Predictor, x: pd.DataFrame, y: np.ndarray, level: float) -> dict[str, Any]:
     """Score predictions for ``x`` against ``y``, as plain values."""
-    from whvi.report import score_labels, score_regression
-    from whvi.report.build import label_numbers
+    from whvi.report.scores import label_numbers, score_labels, score_regression
 
     predictive = predictor.predict(x)
     if predictor.classes is not None:
@@ -128,7 +127,7 @@ def _score_lines(scores: dict[str, Any]) -> list[str]:
 
 def describe_model(model_file: str, *, as_json: bool) -> None:
     """Print the model's card, columns and layers; or the file's document as JSON."""
-    from whvi.report.summary import model_card
+    from whvi.report import model_card
 
     if as_json:
         print(json.dumps(read_model_file(model_file).document, indent=1))
