@@ -17,9 +17,8 @@ from torch import Tensor
 from whvi._checks import check_finite, check_positive_int
 from whvi.errors import ConfigError, DataError, ShapeError
 from whvi.functions import check_rows, row_axis
-from whvi.training.config import FitConfig
+from whvi.training.config import FitConfig, seeded_generator
 from whvi.training.distributed import Ranks
-from whvi.training.seeds import seeded_generator
 
 Batch = tuple[Tensor, Tensor]
 

@@ -144,6 +144,46 @@ class Chain:
         usable = all(kernel_takes(p) and p.dtype is dtype and p.is_contiguous() for p in given)
         return chain if usable else None
 
+    def forward(self, x: Tensor, sampler: LocalReparameterization) -> tuple[Tensor, Tensor, Kept]:
+        """Return what the model gives for ``x``, its KL, and what :meth:`backward` needs.
+
+        To be called without autograd; ``x`` is ``(*batch_shape, *inner, in)``.
+        """
+        if self.tile is not None:
+            x = self.tile(x)
+        self.first._check(x)
+        return self._run(x, sampler)
+
+    def backward(self, kept: Kept, grad: Tensor, grad_kl: Tensor) -> list[Tensor | None]:
+        """Return the gradients of ``parameters``, given those of the output and of the KL."""
+        return self._run_back(kept, grad, grad_kl, False)[1:]
+
+    def _run(self, x: Tensor, sampler: LocalReparameterization) -> tuple[Tensor, Tensor, Kept]:
+        links: list[Kept] = []
+        for link in self.links:
+            x, kept = link.forward(x, sampler)
+            links.append(kept)
+        kl, variances = kl_in_kernel(self.priors, self.locs, self.log_scales)
+        return x, kl, (links, variances)
+
+    def _run_back(
+        self, kept: Kept, grad: Tensor, grad_kl: Tensor, wants_x: bool
+    ) -> list[Tensor | None]:
+        """Return the gradients of the input, if wanted, and of the parameters."""
+        links, variances = kept
+        gradients: list[Tensor | None] = []
+        into: list[tuple[Tensor, Tensor]] = []
+        for i in range(len(self.links) - 1, -1, -1):
+            link = self.links[i]
+            to_x, *to_parameters = link.backward(links[i], grad, i > 0 or wants_x)
+            gradients = to_parameters + gradients
+            if isinstance(link, _Layer):
+                loc, log_scale = link.random
+                into.insert(0, cast(Any, (to_parameters[loc], to_parameters[log_scale])))
+            grad = cast(Tensor, to_x)
+        add_kl_gradients(grad_kl, self.locs, self.log_scales, variances, into)
+        return [grad, *gradients]
+
     def __call__(self, x: Tensor, sampler: LocalReparameterization) -> tuple[Tensor, Tensor]:
         """Return what the model would give for ``x (*batch_shape, *inner, in)``, and its KL."""
         if self.tile is not None:
@@ -185,28 +225,12 @@ class _ChainFunction(torch.autograd.Function):
     def forward(
         ctx: Any, chain: Chain, sampler: LocalReparameterization, x: Tensor, *parameters: Tensor
     ) -> tuple[Tensor, Tensor]:
-        ctx.chain, ctx.kept = chain, []
-        for link in chain.links:
-            x, kept = link.forward(x, sampler)
-            ctx.kept.append(kept)
-        kl, ctx.variances = kl_in_kernel(chain.priors, chain.locs, chain.log_scales)
+        ctx.chain = chain
+        x, kl, ctx.kept = chain._run(x, sampler)
         return x, kl
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor, grad_kl: Tensor) -> tuple[Any, ...]:
-        chain: Chain = ctx.chain
-        gradients: list[Tensor | None] = []
-        into: list[tuple[Tensor, Tensor]] = []
-        last = len(chain.links) - 1
-        for i in range(last, -1, -1):
-            link = chain.links[i]
-            wants_x = i > 0 or ctx.needs_input_grad[2]
-            to_x, *to_parameters = link.backward(ctx.kept[i], grad, wants_x)
-            gradients = to_parameters + gradients
-            if isinstance(link, _Layer):
-                loc, log_scale = link.random
-                into.insert(0, cast(Any, (to_parameters[loc], to_parameters[log_scale])))
-            grad = cast(Tensor, to_x)
-        add_kl_gradients(grad_kl, chain.locs, chain.log_scales, ctx.variances, into)
-        return (None, None, grad, *gradients)
+        wants_x = ctx.needs_input_grad[2]
+        return (None, None, *ctx.chain._run_back(ctx.kept, grad, grad_kl, wants_x))

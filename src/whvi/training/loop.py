@@ -24,17 +24,13 @@ from whvi.training.batches import (
     tensor_digest,
     tensor_pair,
 )
-from whvi.training.checkpoint import Checkpoints
-from whvi.training.config import FitConfig
+from whvi.training.checkpoint import Checkpoints, resumed
+from whvi.training.config import FitConfig, learning_rate, seeded_generator
 from whvi.training.distributed import Ranks, broadcast_from_first, current_ranks, unwrapped
-from whvi.training.guards import LastGood, check_finite_tensors
-from whvi.training.history import History, StepRecord, Value
-from whvi.training.progress import progress_bar
-from whvi.training.resume import Keeper, resumed
-from whvi.training.schedules import learning_rate
-from whvi.training.seeds import seeded_generator
-from whvi.training.signals import Interrupts, deferred_interrupts
-from whvi.training.state import TrainingState
+from whvi.training.gradients import check_finite_tensors
+from whvi.training.history import History, StepRecord, Value, progress_bar
+from whvi.training.process import Interrupts, deferred_interrupts
+from whvi.training.state import LastGood, TrainingState
 from whvi.training.step import Stepper
 
 Callback = Callable[[StepRecord], None]
@@ -104,19 +100,20 @@ def fit(
     if ranks.world_size > 1:
         broadcast_from_first([*state.parameters.values(), *state.buffers().values()])
     with contextlib.ExitStack() as stack:
-        keeper = None
+        keep: Callable[[bool], None] | None = None
         if checkpoint is not None:
             fingerprint = _fingerprint(state, config, source, validation, ranks)
-            keeper = stack.enter_context(resumed(state, checkpoint, fingerprint, ranks))
+            keep = stack.enter_context(resumed(state, checkpoint, fingerprint, ranks))
         if progress and ranks.rank == 0:
             bar = progress_bar(config.num_steps, state.step)
             callbacks = (*callbacks, stack.enter_context(bar))
         stepper = Stepper(model, likelihood, state, config, ranks, source.num_data)
+        state.history.compiled = stepper.compiled and (state.history.compiled or state.step == 0)
         stack.callback(stepper.hold.release)
         stack.enter_context(_mode(model, training=True))
         recorder = _Recorder(unwrapped(model), likelihood, config, state, validation, callbacks)
         interrupts = stack.enter_context(deferred_interrupts())
-        _take_steps(state, config.num_steps, stepper, source, recorder, keeper, interrupts)
+        _take_steps(state, config.num_steps, stepper, source, recorder, keep, interrupts)
     state.conclude()
     return state.history
 
@@ -127,7 +124,7 @@ def _take_steps(
     stepper: Stepper,
     source: BatchSource,
     recorder: _Recorder,
-    keeper: Keeper | None,
+    keep: Callable[[bool], None] | None,
     interrupts: Interrupts,
 ) -> None:
     """Go on from ``state.step`` to the end, to early stopping, to a signal or to an error."""
@@ -141,8 +138,8 @@ def _take_steps(
             result, stop = stepper.take(x, y, good=good if due else None, stop=told)
             if due:
                 recorder.record(result)
-            if keeper is not None:
-                keeper.keep(now=stop or state.finished or state.step == num_steps)
+            if keep is not None:
+                keep(stop or state.finished or state.step == num_steps)
             if stop:
                 interrupts.reraise()
         state.check_finite()

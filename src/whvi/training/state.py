@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, final
 
 import torch
@@ -12,12 +12,10 @@ from torch import Tensor, nn
 from whvi.errors import ConfigError
 from whvi.functions import batch_shape_of
 from whvi.likelihoods import Likelihood
-from whvi.training.averaging import BestWeights, WeightAverage, check_replicated, leading
-from whvi.training.config import FitConfig
+from whvi.training.config import FitConfig, seeded_generator
 from whvi.training.distributed import Ranks, gather_rows
-from whvi.training.guards import check_finite_tensors
+from whvi.training.gradients import Adam, check_finite_tensors, per_replica
 from whvi.training.history import History
-from whvi.training.seeds import seeded_generator
 
 
 @final
@@ -32,11 +30,7 @@ class TrainingState:
     """
 
     def __init__(
-        self,
-        model: nn.Module,
-        likelihood: Likelihood,
-        config: FitConfig,
-        ranks: Ranks,
+        self, model: nn.Module, likelihood: Likelihood, config: FitConfig, ranks: Ranks
     ) -> None:
         self.batch_shape = batch_shape = batch_shape_of(model)
         self._modules: dict[str, nn.Module] = {"model": model, "likelihood": likelihood}
@@ -48,14 +42,15 @@ class TrainingState:
         for option in ("max_grad_norm", "patience"):
             if getattr(config, option) is not None:
                 check_replicated(option, self.parameters, batch_shape)
-        # fused: one call for all parameters instead of one per parameter and operation
-        self.optimizer = torch.optim.Adam(
-            self.parameters.values(), lr=config.learning_rate, fused=True
-        )
+        self.adam = Adam(self.parameters)
         self.generator = seeded_generator("noise", config.seed, ranks.rank, device=self.device)
         decay, patience = config.ema_decay, config.patience
         self.average = None if decay is None else WeightAverage(self.parameters, decay)
-        kept = leading([*self.parameters.items(), *self.buffers().items()], batch_shape)
+        kept = {
+            name: tensor
+            for name, tensor in (self.parameters | self.buffers()).items()
+            if tensor.shape[: len(batch_shape)] == batch_shape
+        }
         self.best = None if patience is None else BestWeights(kept, batch_shape, patience)
 
     @property
@@ -105,16 +100,9 @@ class TrainingState:
         ``generators`` (one row per rank), and ``score``, ``stale`` of early stopping.
         """
         self.check_finite()
-        found = {f"weights/{name}": tensor for name, tensor in self._weights().items()}
-        for name, parameter in self.parameters.items():
-            for moment, tensor in self.optimizer.state.get(parameter, {}).items():
-                found[f"adam/{name}/{moment}"] = tensor
-        found |= {f"average/{name}": tensor for name, tensor in self._averages().items()}
-        if self.best is not None:
-            found |= {f"best/{name}": tensor for name, tensor in self.best.values.items()}
-            found |= {"score": self.best.score, "stale": self.best.stale}
-        found["generators"] = gather_rows(self.generator.get_state(), self._ranks)
-        return found
+        moments = {f"adam/{name}": tensor for name, tensor in self.adam.tensors().items()}
+        generators = gather_rows(self.generator.get_state(), self._ranks)
+        return {**self._live(), **moments, "generators": generators}
 
     def metadata(self) -> dict[str, Any]:
         """Return step and history, ready for JSON."""
@@ -125,27 +113,22 @@ class TrainingState:
         """Become the state that :meth:`tensors` and :meth:`metadata` described."""
         self.step = metadata["step"]
         self.history = History(**metadata["history"])
-        targets = {f"weights/{name}": tensor for name, tensor in self._weights().items()}
-        targets |= {f"average/{name}": tensor for name, tensor in self._averages().items()}
-        if self.best is not None:
-            targets |= {f"best/{name}": tensor for name, tensor in self.best.values.items()}
-            targets |= {"score": self.best.score, "stale": self.best.stale}
-        for name, target in targets.items():
+        for name, target in self._live().items():
             target.copy_(tensors[name])
-        for name, parameter in self.parameters.items():
-            prefix = f"adam/{name}/"
-            moments = {
-                n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)
-            }
-            if moments:
-                self.optimizer.state[parameter] = {
-                    moment: tensor.to(self.device) for moment, tensor in moments.items()
-                }
+        moments = {n.removeprefix("adam/"): t for n, t in tensors.items() if n.startswith("adam/")}
+        self.adam.restore(moments)
         # clone: torch crashes on the state in a view that does not begin its storage
         self.generator.set_state(tensors["generators"][self._ranks.rank].clone())
 
-    def _averages(self) -> dict[str, Tensor]:
-        return {} if self.average is None else self.average.values
+    def _live(self) -> dict[str, Tensor]:
+        """The tensors that exist from the start, sharing memory with their owners."""
+        found = {f"weights/{name}": tensor for name, tensor in self._weights().items()}
+        if self.average is not None:
+            found |= {f"average/{name}": tensor for name, tensor in self.average.values.items()}
+        if self.best is not None:
+            found |= {f"best/{name}": tensor for name, tensor in self.best.values.items()}
+            found |= {"score": self.best.score, "stale": self.best.stale}
+        return found
 
     def _named_parameters(self) -> dict[str, nn.Parameter]:
         found = {
@@ -165,3 +148,112 @@ class TrainingState:
             for part, module in self._modules.items()
             for name, tensor in module.state_dict(keep_vars=True).items()
         }
+
+
+@final
+class WeightAverage:
+    r"""Exponential moving average of the weights.
+
+    ``ā_t = d_t ā_{t−1} + (1 − d_t) θ_t`` with ``d_t = min(decay, (t − 1) / t)``: the plain average
+    of all weights so far until that is shorter than the exponential window, so that the initial
+    weights never linger.
+    """
+
+    def __init__(self, parameters: Mapping[str, nn.Parameter], decay: float) -> None:
+        self._parameters: list[Tensor] = list(parameters.values())
+        self._decay = decay
+        self.values = {name: p.detach().clone() for name, p in parameters.items()}
+        self._values = list(self.values.values())
+
+    @torch.no_grad()
+    def update(self, step: int) -> None:
+        """Take in the weights after ``step ≥ 1`` steps."""
+        decay = min(self._decay, (step - 1) / step)
+        torch._foreach_lerp_(self._values, self._parameters, 1 - decay)
+
+    @torch.no_grad()
+    def swap(self) -> None:
+        """Exchange average and weights; a second call undoes the first."""
+        for value, parameter in zip(self._values, self._parameters, strict=True):
+            kept = parameter.detach().clone()
+            parameter.copy_(value)
+            value.copy_(kept)
+
+
+@final
+class BestWeights:
+    """The best weights of each replica on validation data, and which replicas are finished.
+
+    Args:
+        tensors: Parameters and buffers to keep, by name; each leads with ``batch_shape``.
+        batch_shape: Replicas of the model.
+        patience: Evaluations without improvement after which a replica is finished.
+    """
+
+    def __init__(
+        self, tensors: Mapping[str, Tensor], batch_shape: tuple[int, ...], patience: int
+    ) -> None:
+        self._tensors = dict(tensors)
+        self._patience = patience
+        example = next(iter(self._tensors.values()))
+        self.values = {name: t.detach().clone() for name, t in tensors.items()}
+        self.score = example.new_full(batch_shape, -torch.inf)
+        self.stale = torch.zeros(batch_shape, dtype=torch.int64, device=example.device)
+
+    @property
+    def finished(self) -> Tensor:
+        """Which replicas ran out of patience, shape ``batch_shape``."""
+        return self.stale >= self._patience
+
+    @torch.no_grad()
+    def update(self, score: Tensor) -> None:
+        """Compare a new ``score (*batch_shape)``, higher is better, and keep what improved."""
+        finished = self.finished
+        improved = (score > self.score) & ~finished
+        self.score.copy_(torch.where(improved, score, self.score))
+        stale = torch.where(improved, 0, self.stale + 1)
+        self.stale.copy_(torch.where(finished, self.stale, stale))
+        for name, tensor in self._tensors.items():
+            kept = self.values[name]
+            kept.copy_(torch.where(per_replica(improved, tensor), tensor, kept))
+
+    @torch.no_grad()
+    def restore(self) -> None:
+        """Write the best weights into the model."""
+        for name, tensor in self._tensors.items():
+            tensor.copy_(self.values[name])
+
+
+@final
+class LastGood:
+    """A copy of the last tensors with which objective and gradients were seen to be finite."""
+
+    def __init__(self, tensors: Sequence[Tensor], step: int) -> None:
+        self._tensors = list(tensors)
+        self._copies = [tensor.detach().clone() for tensor in tensors]
+        self.step = step
+
+    @torch.no_grad()
+    def remember(self, step: int) -> None:
+        """Copy the tensors as they are now, after ``step`` steps."""
+        for copy, tensor in zip(self._copies, self._tensors, strict=True):
+            copy.copy_(tensor)
+        self.step = step
+
+    @torch.no_grad()
+    def restore(self) -> None:
+        """Write the copies back."""
+        for copy, tensor in zip(self._copies, self._tensors, strict=True):
+            tensor.copy_(copy)
+
+
+def check_replicated(
+    what: str, parameters: Mapping[str, nn.Parameter], batch_shape: tuple[int, ...]
+) -> None:
+    """Refuse parameters that several replicas share: ``what`` treats each replica by itself."""
+    for name, parameter in parameters.items():
+        if parameter.shape[: len(batch_shape)] != batch_shape:
+            raise ConfigError(
+                f"{what} treats each replica by itself, but {name} of shape "
+                f"{tuple(parameter.shape)} does not lead with batch_shape {batch_shape}"
+            )

@@ -1,9 +1,14 @@
-"""One training step: objective, gradient, guards, Adam, average."""
+r"""One training step: the objective and its gradient, guards, Adam.
+
+The loss is ``−ELBO / N``, summed over the replicas, with
+``ELBO = N · mean log p(y | f) − β KL``. Where the model can be compiled, its part of the gradient
+comes from the gradients of the loss with respect to ``f`` and the KL, which are plain numbers:
+``∂/∂ log p = −1 / n`` for a batch of ``n`` values and ``∂/∂ KL = β / N``.
+"""
 
 from __future__ import annotations
 
-import math
-from typing import final
+from typing import Any, final
 
 import torch
 from torch import Tensor, nn
@@ -14,20 +19,19 @@ from whvi.layers.protocol import ModelKL
 from whvi.likelihoods import Likelihood
 from whvi.sampling import LocalReparameterization
 from whvi.training.compiled import Chain
-from whvi.training.config import FitConfig
-from whvi.training.distributed import Ranks, average_gradients, unmanaged_parameters
-from whvi.training.guards import (
+from whvi.training.config import FitConfig, kl_weight, learning_rate
+from whvi.training.distributed import Ranks, average_over_ranks, unmanaged
+from whvi.training.gradients import (
     FiniteCheck,
-    LastGood,
-    blame_gradient,
     blame_objective,
     blame_overflow,
     check_finite_tensors,
     clip_per_replica,
     replica_norms,
 )
-from whvi.training.schedules import kl_weight, learning_rate
-from whvi.training.state import TrainingState
+from whvi.training.state import LastGood, TrainingState
+
+Gradients = list[Tensor | None]  # along the trained parameters
 
 
 @final
@@ -80,12 +84,18 @@ class Stepper:
         self._state, self._config = state, config
         self._num_data = num_data
         self._kl = ModelKL(model)
-        self._chain = Chain.of(model)
         self._parameters = list(state.parameters.values())
+        self._chain = _usable_chain(model, self._parameters) if config.compiled else None
         self._finite = FiniteCheck(state.device)
-        self._distributed = ranks.world_size > 1
-        self._unmanaged = unmanaged_parameters(model, self._parameters)
+        self._unmanaged = None if ranks.world_size == 1 else unmanaged(model, self._parameters)
         self.hold = NoiseHold(likelihood, config.noise_hold_steps)
+        for parameter in self._parameters:
+            parameter.grad = None
+
+    @property
+    def compiled(self) -> bool:
+        """Whether steps run without a call of the model's layers."""
+        return self._chain is not None
 
     def take(
         self, x: Tensor, y: Tensor, *, good: LastGood | None = None, stop: bool = False
@@ -101,73 +111,93 @@ class Stepper:
         Returns:
             The objective before the step, and whether any process was told to stop.
         """
-        config, step = self._config, self._state.step
-        self.hold.update(step)
-        f, kl = self._values(x)
-        result = elbo_of_values(
-            self._likelihood, f, y, kl, num_data=self._num_data, beta=kl_weight(config, step)
-        )
-        loss = result.value.sum() * (-1 / self._num_data)
-        loss.backward()
-        if self._distributed:
-            result, stop = self._averaged(result, stop)
-        gradients = [p.grad for p in self._parameters if p.grad is not None]
-        self._guard(loss, result, gradients)
-        if good is not None:
-            good.remember(step)
-        self._descend(gradients)
-        if good is not None:
-            self._check_moments()
+        state = self._state
+        self.hold.update(state.step)
+        beta = kl_weight(self._config, state.step)
+        if self._chain is None:
+            result, gradients = self._by_layers(x, y, beta)
+        else:
+            result, gradients = self._by_chain(self._chain, x, y, beta)
+        if self._unmanaged is not None:
+            result, stop = self._averaged(result, gradients, stop)
+        self._descend(result, gradients, good)
         return result, stop
 
-    def _values(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Function values by local reparameterization and the KL, in one node where possible."""
-        batch_shape, num_samples = self._state.batch_shape, self._config.num_samples
-        generator = self._state.generator
-        if self._chain is not None:
-            rows = with_draws(x, batch_shape, num_samples)
-            return self._chain(rows, LocalReparameterization(generator))
-        f = local_function_values(self._model, x, batch_shape, num_samples, generator)
-        return f, self._kl()
-
-    def _guard(self, loss: Tensor, result: Elbo, gradients: list[Tensor]) -> None:
-        """Refuse a step whose objective or gradients are not finite, before it is taken."""
-        step = self._state.step + 1
-        if not math.isfinite(loss.item()) or self._distributed:
-            blame_objective(result, step)
-        if not self._finite.all_finite(gradients):
-            blame_gradient(self._state.parameters, step)
-
-    def _descend(self, gradients: list[Tensor]) -> None:
-        """Clip, step, clear the gradients, average."""
-        state, config = self._state, self._config
-        if config.max_grad_norm is not None:
-            norms = replica_norms(gradients, state.batch_shape)
-            if not bool(norms.isfinite().all()):
-                blame_overflow(state.parameters, state.step + 1)
-            clip_per_replica(gradients, norms, config.max_grad_norm)
-        state.optimizer.param_groups[0]["lr"] = learning_rate(config, state.step)
-        state.optimizer.step()
+    def _by_layers(self, x: Tensor, y: Tensor, beta: float) -> tuple[Elbo, Gradients]:
+        """Objective and gradients by autograd through the model."""
+        state, num_samples = self._state, self._config.num_samples
+        f = local_function_values(self._model, x, state.batch_shape, num_samples, state.generator)
+        num_data = self._num_data
+        result = elbo_of_values(self._likelihood, f, y, self._kl(), num_data=num_data, beta=beta)
+        (result.value.sum() * (-1 / num_data)).backward()
+        gradients = [parameter.grad for parameter in self._parameters]
         for parameter in self._parameters:
             parameter.grad = None
-        state.step += 1
-        if state.average is not None:
-            state.average.update(state.step)
+        return result, gradients
 
-    def _averaged(self, result: Elbo, stop: bool) -> tuple[Elbo, bool]:
+    def _by_chain(self, chain: Chain, x: Tensor, y: Tensor, beta: float) -> tuple[Elbo, Gradients]:
+        """The same, with autograd for the likelihood only."""
+        state, num_data = self._state, self._num_data
+        rows = with_draws(x, state.batch_shape, self._config.num_samples)
+        with torch.no_grad():
+            f, kl, kept = chain.forward(rows, LocalReparameterization(state.generator))
+        log_prob = self._likelihood.log_prob(f.requires_grad_(), y)
+        wanted = [p for p in self._likelihood.parameters() if p.requires_grad]
+        with torch.no_grad():
+            size = log_prob.shape[-2] * log_prob.shape[-1]
+            slope = torch.full_like(log_prob, -1 / num_data).mul_(num_data).div_(size)
+            to_f, *found = torch.autograd.grad(log_prob, [f, *wanted], slope, allow_unused=True)
+            to_kl = torch.full_like(kl, 1 / num_data).mul_(beta)
+            by_parameter: dict[Any, Tensor | None] = dict(zip(wanted, found, strict=True))
+            by_parameter |= zip(chain.parameters, chain.backward(kept, to_f, to_kl), strict=True)
+            result = Elbo(num_data * log_prob.mean((-2, -1)), kl, beta)
+        return result, [by_parameter[p] if p.requires_grad else None for p in self._parameters]
+
+    def _averaged(self, result: Elbo, gradients: Gradients, stop: bool) -> tuple[Elbo, bool]:
         """Average over the ranks: the gradients that nobody else averages, and the objective."""
         terms = torch.stack([result.expected_log_lik, result.kl]).detach()
         extra = torch.cat([terms.reshape(-1), terms.new_tensor([float(stop)])])
-        mean = average_gradients(self._unmanaged, extra)
+        own = [g for i in self._unmanaged or [] if (g := gradients[i]) is not None]
+        mean = average_over_ranks(own, extra)
         log_lik, kl = mean[:-1].view_as(terms)
         return Elbo(log_lik, kl, result.beta), mean[-1].item() > 0
 
-    def _check_moments(self) -> None:
-        """Refuse gradients whose squares overflow: Adam would silently stop moving them."""
-        state = self._state
-        moments = (
-            (name, state.optimizer.state[parameter]["exp_avg_sq"])
-            for name, parameter in state.parameters.items()
-            if parameter in state.optimizer.state
-        )
-        check_finite_tensors("Adam's second moment", moments, state.step)
+    def _descend(self, result: Elbo, gradients: Gradients, good: LastGood | None) -> None:
+        """Check, clip, step, average; refuse a step that is not finite before it is taken."""
+        state, config, step = self._state, self._config, self._state.step + 1
+        given = [gradient for gradient in gradients if gradient is not None]
+        if not self._finite.all_finite([result.expected_log_lik, result.kl, *given]):
+            blame_objective(result, step)
+            check_finite_tensors("the gradient", self._named(gradients), step)
+        if good is not None:
+            good.remember(state.step)
+        if config.max_grad_norm is not None:
+            norms = replica_norms(given, state.batch_shape)
+            if not bool(norms.isfinite().all()):
+                blame_overflow(self._named(gradients), step)
+            clip_per_replica(given, norms, config.max_grad_norm)
+        state.adam.step(gradients, learning_rate(config, state.step))
+        state.step = step
+        if state.average is not None:
+            state.average.update(step)
+        if good is not None:  # squares that overflow: Adam would silently stop moving
+            check_finite_tensors("Adam's second moment", state.adam.second_moments(), step)
+
+    def _named(self, gradients: Gradients) -> list[tuple[str, Tensor]]:
+        names = self._state.parameters
+        return [(name, g) for name, g in zip(names, gradients, strict=True) if g is not None]
+
+
+def _usable_chain(model: nn.Module, trained: list[nn.Parameter]) -> Chain | None:
+    """Compile ``model`` if it is of the right kind and autograd has nothing else to do for it.
+
+    Gradients of a compiled model do not pass through autograd, so there must be no hooks on them,
+    no parameters computed from others, and none that is used twice.
+    """
+    chain = Chain.of(model)
+    if chain is None:
+        return None
+    own = [p for p in chain.parameters if p is not None]
+    hooked = any(p._backward_hooks or p._post_accumulate_grad_hooks for p in own)
+    known = all(p in set(trained) or not p.requires_grad for p in own)
+    return chain if known and not hooked and len(set(own)) == len(own) else None

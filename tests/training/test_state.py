@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from whvi.errors import ConfigError
-from whvi.training.averaging import BestWeights, WeightAverage, check_replicated
+from whvi.training.state import BestWeights, WeightAverage, check_replicated
 
 
 def test_average_against_a_loop():
