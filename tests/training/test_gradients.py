@@ -25,9 +25,7 @@ from whvi.training.gradients import (
 )
 
 
-@pytest.mark.parametrize(
-    "dtypes", [(torch.float32,), (torch.float64,), (torch.float32, torch.float64)]
-)
+@pytest.mark.parametrize("dtypes", [["float32"], ["float64"], ["float32", "float64"]])
 def test_adam_is_bitwise_that_of_torch(dtypes):
     """With gradients that come and go, each parameter counts its own steps."""
     shapes = [(3, 4), (), (7,), (130,)]

@@ -17,7 +17,7 @@ from whvi.elbo import Elbo, elbo_of_values
 from whvi.functions import local_function_values, with_draws
 from whvi.layers.protocol import ModelKL
 from whvi.likelihoods import Likelihood
-from whvi.sampling import LocalReparameterization
+from whvi.sampling import LocalReparameterization, sampling
 from whvi.training.compiled import Chain
 from whvi.training.config import FitConfig, kl_weight, learning_rate
 from whvi.training.distributed import Ranks, average_over_ranks, unmanaged
@@ -127,8 +127,10 @@ class Stepper:
         """Objective and gradients by autograd through the model."""
         state, num_samples = self._state, self._config.num_samples
         f = local_function_values(self._model, x, state.batch_shape, num_samples, state.generator)
+        with sampling(LocalReparameterization(state.generator)):  # for KLs that are estimated
+            kl = self._kl()
         num_data = self._num_data
-        result = elbo_of_values(self._likelihood, f, y, self._kl(), num_data=num_data, beta=beta)
+        result = elbo_of_values(self._likelihood, f, y, kl, num_data=num_data, beta=beta)
         (result.value.sum() * (-1 / num_data)).backward()
         gradients = [parameter.grad for parameter in self._parameters]
         for parameter in self._parameters:
