@@ -21,7 +21,6 @@ from whvi._checks import check_positive_int
 from whvi._files import atomic_write
 from whvi._sealed import seal, unseal
 from whvi.errors import ConfigError, ModelFileError
-from whvi.training.distributed import Ranks
 from whvi.training.state import TrainingState
 
 _KEPT = 2
@@ -153,7 +152,6 @@ def resumed(
     state: TrainingState,
     checkpoint: Checkpoints | str | os.PathLike[str],
     fingerprint: dict[str, dict[str, Any]],
-    ranks: Ranks,
 ) -> Iterator[Callable[[bool], None]]:
     """Bring ``state`` to the newest checkpoint, if there is one, and write new ones.
 
@@ -167,7 +165,7 @@ def resumed(
     if not isinstance(checkpoint, Checkpoints):
         checkpoint = Checkpoints(checkpoint)
     folder, every_steps = Path(checkpoint.folder), checkpoint.every_steps
-    writes = ranks.rank == 0  # the others read beside the rank that holds the lock
+    writes = state.ranks.rank == 0  # the others read beside the rank that holds the lock
     with open_store(folder) if writes else contextlib.nullcontext(CheckpointStore(folder)) as store:
         found = store.load_latest()
         if found is not None:

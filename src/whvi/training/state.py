@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any, final
 
 import torch
@@ -13,7 +13,7 @@ from whvi.errors import ConfigError
 from whvi.functions import batch_shape_of
 from whvi.likelihoods import Likelihood
 from whvi.training.config import FitConfig, seeded_generator
-from whvi.training.distributed import Ranks, gather_rows
+from whvi.training.distributed import Ranks, gather_rows, unwrapped
 from whvi.training.gradients import Adam, check_finite_tensors, per_replica
 from whvi.training.history import History
 
@@ -23,7 +23,7 @@ class TrainingState:
     """Weights, Adam's moments, averages, best weights, noise generator, step and history.
 
     Args:
-        model: The bare module (not wrapped in ``DistributedDataParallel``).
+        model: As the user gave it, perhaps wrapped in ``DistributedDataParallel``.
         likelihood: Its parameters are trained along.
         config: Options of the fit.
         ranks: Each rank draws its own noise.
@@ -32,47 +32,43 @@ class TrainingState:
     def __init__(
         self, model: nn.Module, likelihood: Likelihood, config: FitConfig, ranks: Ranks
     ) -> None:
-        self.batch_shape = batch_shape = batch_shape_of(model)
-        self._modules: dict[str, nn.Module] = {"model": model, "likelihood": likelihood}
-        self._ranks = ranks
+        self.model, self.bare, self.likelihood = model, unwrapped(model), likelihood
+        self.config, self.ranks = config, ranks
         self.step = 0
         self.history = History()
-        self.parameters = self._named_parameters()
-        self.device = next(iter(self.parameters.values())).device
+        self.batch_shape = batch_shape_of(self.bare)
+        both = self._both = nn.ModuleDict({"model": self.bare, "likelihood": likelihood})
+        self.parameters = {n: p for n, p in both.named_parameters() if p.requires_grad}
+        if not self.parameters:
+            raise ConfigError("there is nothing to train: no parameter requires a gradient")
         for option in ("max_grad_norm", "patience"):
             if getattr(config, option) is not None:
-                check_replicated(option, self.parameters, batch_shape)
-        self.adam = Adam(self.parameters)
+                check_replicated(option, self.parameters, self.batch_shape)
+        self.device = next(iter(self.parameters.values())).device
         self.generator = seeded_generator("noise", config.seed, ranks.rank, device=self.device)
-        decay, patience = config.ema_decay, config.patience
-        self.average = None if decay is None else WeightAverage(self.parameters, decay)
-        kept = {
-            name: tensor
-            for name, tensor in (self.parameters | self.buffers()).items()
-            if tensor.shape[: len(batch_shape)] == batch_shape
-        }
-        self.best = None if patience is None else BestWeights(kept, batch_shape, patience)
+        self.adam = Adam(self.parameters)
+        self.average = self.best = None
+        if config.ema_decay is not None:
+            self.average = WeightAverage(self.parameters, config.ema_decay)
+        if config.patience is not None:
+            self.best = BestWeights(self.changing(), self.batch_shape, config.patience)
 
     @property
     def finished(self) -> bool:
         """Whether every replica has run out of patience."""
         return self.best is not None and bool(self.best.finished.all())
 
-    def buffers(self) -> dict[str, Tensor]:
-        """Return the buffers of model and likelihood by name."""
-        return {
-            f"{part}.{name}": buffer
-            for part, module in self._modules.items()
-            for name, buffer in module.named_buffers()
-        }
+    def changing(self) -> dict[str, Tensor]:
+        """Return what training changes, by name: trained parameters, and all buffers."""
+        return {**self.parameters, **dict(self._both.named_buffers())}
 
-    def layout(self) -> dict[str, str]:
-        """Return type and shape of every tensor of model and likelihood, as text by name."""
-        return {name: f"{t.dtype} {tuple(t.shape)}" for name, t in self._weights().items()}
+    def weights(self) -> dict[str, Tensor]:
+        """Return every tensor of model and likelihood by name, sharing memory with them."""
+        return self._both.state_dict(keep_vars=True)
 
     def check_finite(self) -> None:
         """Refuse weights that are not finite, naming the first."""
-        check_finite_tensors("the value", self._weights().items(), self.step)
+        check_finite_tensors("the value", self.weights().items(), self.step)
 
     @contextlib.contextmanager
     def averaged_weights(self) -> Iterator[None]:
@@ -89,7 +85,7 @@ class TrainingState:
     def conclude(self) -> None:
         """Leave the model with the weights to use: the best, else the average, else the last."""
         if self.best is not None:
-            self.best.restore()
+            self.best.copies.restore()
         elif self.average is not None:
             self.average.swap()
 
@@ -100,9 +96,8 @@ class TrainingState:
         ``generators`` (one row per rank), and ``score``, ``stale`` of early stopping.
         """
         self.check_finite()
-        moments = {f"adam/{name}": tensor for name, tensor in self.adam.tensors().items()}
-        generators = gather_rows(self.generator.get_state(), self._ranks)
-        return {**self._live(), **moments, "generators": generators}
+        generators = gather_rows(self.generator.get_state(), self.ranks)
+        return {**self._live(), **_prefixed("adam", self.adam.tensors()), "generators": generators}
 
     def metadata(self) -> dict[str, Any]:
         """Return step and history, ready for JSON."""
@@ -115,39 +110,44 @@ class TrainingState:
         self.history = History(**metadata["history"])
         for name, target in self._live().items():
             target.copy_(tensors[name])
-        moments = {n.removeprefix("adam/"): t for n, t in tensors.items() if n.startswith("adam/")}
-        self.adam.restore(moments)
+        self.adam.restore({name.removeprefix("adam/"): t for name, t in tensors.items()})
         # clone: torch crashes on the state in a view that does not begin its storage
-        self.generator.set_state(tensors["generators"][self._ranks.rank].clone())
+        self.generator.set_state(tensors["generators"][self.ranks.rank].clone())
 
     def _live(self) -> dict[str, Tensor]:
         """The tensors that exist from the start, sharing memory with their owners."""
-        found = {f"weights/{name}": tensor for name, tensor in self._weights().items()}
+        found = _prefixed("weights", self.weights())
         if self.average is not None:
-            found |= {f"average/{name}": tensor for name, tensor in self.average.values.items()}
+            found |= _prefixed("average", self.average.copies.values)
         if self.best is not None:
-            found |= {f"best/{name}": tensor for name, tensor in self.best.values.items()}
+            found |= _prefixed("best", self.best.copies.values)
             found |= {"score": self.best.score, "stale": self.best.stale}
         return found
 
-    def _named_parameters(self) -> dict[str, nn.Parameter]:
-        found = {
-            f"{part}.{name}": parameter
-            for part, module in self._modules.items()
-            for name, parameter in module.named_parameters()
-            if parameter.requires_grad
-        }
-        if not found:
-            raise ConfigError("there is nothing to train: no parameter requires a gradient")
-        return found
 
-    def _weights(self) -> dict[str, Tensor]:
-        """Every tensor of both modules' ``state_dict``, sharing memory with the modules."""
-        return {
-            f"{part}.{name}": tensor
-            for part, module in self._modules.items()
-            for name, tensor in module.state_dict(keep_vars=True).items()
-        }
+def _prefixed(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {f"{prefix}/{name}": tensor for name, tensor in tensors.items()}
+
+
+@final
+class Copies:
+    """Named tensors and copies of them, ``values``."""
+
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        self.tensors = dict(tensors)
+        self.values = {name: tensor.detach().clone() for name, tensor in tensors.items()}
+
+    @torch.no_grad()
+    def save(self) -> None:
+        """Copy the tensors as they are now."""
+        for name, tensor in self.tensors.items():
+            self.values[name].copy_(tensor)
+
+    @torch.no_grad()
+    def restore(self) -> None:
+        """Write the copies back."""
+        for name, tensor in self.tensors.items():
+            tensor.copy_(self.values[name])
 
 
 @final
@@ -160,24 +160,23 @@ class WeightAverage:
     """
 
     def __init__(self, parameters: Mapping[str, nn.Parameter], decay: float) -> None:
+        self.copies = Copies(parameters)
+        self._averages = list(self.copies.values.values())
         self._parameters: list[Tensor] = list(parameters.values())
         self._decay = decay
-        self.values = {name: p.detach().clone() for name, p in parameters.items()}
-        self._values = list(self.values.values())
 
     @torch.no_grad()
     def update(self, step: int) -> None:
         """Take in the weights after ``step ≥ 1`` steps."""
         decay = min(self._decay, (step - 1) / step)
-        torch._foreach_lerp_(self._values, self._parameters, 1 - decay)
+        torch._foreach_lerp_(self._averages, self._parameters, 1 - decay)
 
-    @torch.no_grad()
     def swap(self) -> None:
         """Exchange average and weights; a second call undoes the first."""
-        for value, parameter in zip(self._values, self._parameters, strict=True):
-            kept = parameter.detach().clone()
-            parameter.copy_(value)
-            value.copy_(kept)
+        weights = Copies(self.copies.tensors)
+        self.copies.restore()
+        for average, weight in zip(self._averages, weights.values.values(), strict=True):
+            average.copy_(weight)
 
 
 @final
@@ -185,7 +184,7 @@ class BestWeights:
     """The best weights of each replica on validation data, and which replicas are finished.
 
     Args:
-        tensors: Parameters and buffers to keep, by name; each leads with ``batch_shape``.
+        tensors: Parameters and buffers by name; those that lead with ``batch_shape`` are kept.
         batch_shape: Replicas of the model.
         patience: Evaluations without improvement after which a replica is finished.
     """
@@ -193,10 +192,10 @@ class BestWeights:
     def __init__(
         self, tensors: Mapping[str, Tensor], batch_shape: tuple[int, ...], patience: int
     ) -> None:
-        self._tensors = dict(tensors)
+        k = len(batch_shape)
+        self.copies = Copies({n: t for n, t in tensors.items() if t.shape[:k] == batch_shape})
         self._patience = patience
-        example = next(iter(self._tensors.values()))
-        self.values = {name: t.detach().clone() for name, t in tensors.items()}
+        example = next(iter(tensors.values()))
         self.score = example.new_full(batch_shape, -torch.inf)
         self.stale = torch.zeros(batch_shape, dtype=torch.int64, device=example.device)
 
@@ -213,38 +212,9 @@ class BestWeights:
         self.score.copy_(torch.where(improved, score, self.score))
         stale = torch.where(improved, 0, self.stale + 1)
         self.stale.copy_(torch.where(finished, self.stale, stale))
-        for name, tensor in self._tensors.items():
-            kept = self.values[name]
+        for name, tensor in self.copies.tensors.items():
+            kept = self.copies.values[name]
             kept.copy_(torch.where(per_replica(improved, tensor), tensor, kept))
-
-    @torch.no_grad()
-    def restore(self) -> None:
-        """Write the best weights into the model."""
-        for name, tensor in self._tensors.items():
-            tensor.copy_(self.values[name])
-
-
-@final
-class LastGood:
-    """A copy of the last tensors with which objective and gradients were seen to be finite."""
-
-    def __init__(self, tensors: Sequence[Tensor], step: int) -> None:
-        self._tensors = list(tensors)
-        self._copies = [tensor.detach().clone() for tensor in tensors]
-        self.step = step
-
-    @torch.no_grad()
-    def remember(self, step: int) -> None:
-        """Copy the tensors as they are now, after ``step`` steps."""
-        for copy, tensor in zip(self._copies, self._tensors, strict=True):
-            copy.copy_(tensor)
-        self.step = step
-
-    @torch.no_grad()
-    def restore(self) -> None:
-        """Write the copies back."""
-        for copy, tensor in zip(self._copies, self._tensors, strict=True):
-            tensor.copy_(copy)
 
 
 def check_replicated(

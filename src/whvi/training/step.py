@@ -8,6 +8,7 @@ comes from the gradients of the loss with respect to ``f`` and the KL, which are
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any, final
 
 import torch
@@ -19,24 +20,27 @@ from whvi.layers.protocol import ModelKL
 from whvi.likelihoods import Likelihood
 from whvi.sampling import LocalReparameterization, sampling
 from whvi.training.compiled import Chain
-from whvi.training.config import FitConfig, kl_weight, learning_rate
-from whvi.training.distributed import Ranks, average_over_ranks, unmanaged
+from whvi.training.config import kl_weight, learning_rate
+from whvi.training.distributed import average_over_ranks, unmanaged
 from whvi.training.gradients import (
-    FiniteCheck,
+    all_finite,
     blame_objective,
     blame_overflow,
     check_finite_tensors,
     clip_per_replica,
     replica_norms,
 )
-from whvi.training.state import LastGood, TrainingState
+from whvi.training.state import TrainingState
 
 Gradients = list[Tensor | None]  # along the trained parameters
 
 
 @final
-class NoiseHold:
-    """Keeps the noise parameters out of the first steps: no gradient, so no moments in Adam."""
+class NoiseHold(contextlib.AbstractContextManager["NoiseHold"]):
+    """Keeps the noise parameters out of the first steps: no gradient, so no moments in Adam.
+
+    When the block ends they are as they were found.
+    """
 
     def __init__(self, likelihood: Likelihood, num_steps: int) -> None:
         self._parameters = [p for p in likelihood.noise_parameters() if p.requires_grad]
@@ -46,16 +50,12 @@ class NoiseHold:
     def update(self, step: int) -> None:
         """Hold before step ``num_steps``, release from then on."""
         if (step < self._num_steps) != self._holding:
-            self._set(step < self._num_steps)
+            self._holding = not self._holding
+            for parameter in self._parameters:
+                parameter.requires_grad_(not self._holding)
 
-    def release(self) -> None:
-        """Leave the parameters as they were found."""
-        self._set(False)
-
-    def _set(self, holding: bool) -> None:
-        for parameter in self._parameters:
-            parameter.requires_grad_(not holding)
-        self._holding = holding
+    def __exit__(self, *_: object) -> None:
+        self.update(self._num_steps)
 
 
 @final
@@ -63,32 +63,17 @@ class Stepper:
     """Takes steps of Adam on ``−ELBO / N``, summed over the replicas.
 
     Args:
-        model: As the user gave it, perhaps wrapped for distributed training.
-        likelihood: Trained along.
-        state: Moves by one step per call.
-        config: Options of the fit.
-        ranks: With several, gradients are averaged over them.
+        state: Moves by one step per call of :meth:`descend`.
         num_data: ``N``.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        likelihood: Likelihood,
-        state: TrainingState,
-        config: FitConfig,
-        ranks: Ranks,
-        num_data: int,
-    ) -> None:
-        self._model, self._likelihood = model, likelihood
-        self._state, self._config = state, config
-        self._num_data = num_data
-        self._kl = ModelKL(model)
+    def __init__(self, state: TrainingState, num_data: int) -> None:
+        self._state, self._num_data = state, num_data
+        self._kl = ModelKL(state.model)
         self._parameters = list(state.parameters.values())
-        self._chain = _usable_chain(model, self._parameters) if config.compiled else None
-        self._finite = FiniteCheck(state.device)
-        self._unmanaged = None if ranks.world_size == 1 else unmanaged(model, self._parameters)
-        self.hold = NoiseHold(likelihood, config.noise_hold_steps)
+        compiled = state.config.compiled
+        self._chain = _usable_chain(state.model, self._parameters) if compiled else None
+        self.hold = NoiseHold(state.likelihood, state.config.noise_hold_steps)
         for parameter in self._parameters:
             parameter.grad = None
 
@@ -97,40 +82,51 @@ class Stepper:
         """Whether steps run without a call of the model's layers."""
         return self._chain is not None
 
-    def take(
-        self, x: Tensor, y: Tensor, *, good: LastGood | None = None, stop: bool = False
-    ) -> tuple[Elbo, bool]:
-        """Take one step on a batch; leaves all gradients empty.
+    def evaluate(self, x: Tensor, y: Tensor, *, stop: bool = False) -> tuple[Elbo, Gradients, bool]:
+        """Return the objective on a batch, the gradients of the loss, and whether to stop.
 
-        Args:
-            x, y: The batch.
-            good: If given, remembers the weights once objective and gradients are known to be
-                finite with them.
-            stop: Whether this process was told to stop.
+        With several ranks these are means over the ranks, and all stop if one was told to.
 
-        Returns:
-            The objective before the step, and whether any process was told to stop.
+        Raises:
+            NumericalError: Objective or gradients are not finite.
         """
         state = self._state
         self.hold.update(state.step)
-        beta = kl_weight(self._config, state.step)
+        beta = kl_weight(state.config, state.step)
         if self._chain is None:
             result, gradients = self._by_layers(x, y, beta)
         else:
             result, gradients = self._by_chain(self._chain, x, y, beta)
-        if self._unmanaged is not None:
+        if state.ranks.world_size > 1:
             result, stop = self._averaged(result, gradients, stop)
-        self._descend(result, gradients, good)
-        return result, stop
+        terms = [result.expected_log_lik.detach(), result.kl.detach()]
+        if not all_finite([*terms, *(g for g in gradients if g is not None)]):
+            blame_objective(result, state.step + 1)
+            check_finite_tensors("the gradient", self._named(gradients), state.step + 1)
+        return result, gradients, stop
+
+    def descend(self, gradients: Gradients) -> None:
+        """Clip, step, average the weights."""
+        state, max_norm = self._state, self._state.config.max_grad_norm
+        if max_norm is not None:
+            given = [gradient for gradient in gradients if gradient is not None]
+            norms = replica_norms(given, state.batch_shape)
+            if not bool(norms.isfinite().all()):
+                blame_overflow(self._named(gradients), state.step + 1)
+            clip_per_replica(given, norms, max_norm)
+        state.adam.step(gradients, learning_rate(state.config, state.step))
+        state.step += 1
+        if state.average is not None:
+            state.average.update(state.step)
 
     def _by_layers(self, x: Tensor, y: Tensor, beta: float) -> tuple[Elbo, Gradients]:
         """Objective and gradients by autograd through the model."""
-        state, num_samples = self._state, self._config.num_samples
-        f = local_function_values(self._model, x, state.batch_shape, num_samples, state.generator)
-        with sampling(LocalReparameterization(state.generator)):  # for KLs that are estimated
+        state, num_data = self._state, self._num_data
+        num_samples, generator = state.config.num_samples, state.generator
+        f = local_function_values(state.model, x, state.batch_shape, num_samples, generator)
+        with sampling(LocalReparameterization(generator)):  # for KLs that are estimated
             kl = self._kl()
-        num_data = self._num_data
-        result = elbo_of_values(self._likelihood, f, y, kl, num_data=num_data, beta=beta)
+        result = elbo_of_values(state.likelihood, f, y, kl, num_data=num_data, beta=beta)
         (result.value.sum() * (-1 / num_data)).backward()
         gradients = [parameter.grad for parameter in self._parameters]
         for parameter in self._parameters:
@@ -140,11 +136,11 @@ class Stepper:
     def _by_chain(self, chain: Chain, x: Tensor, y: Tensor, beta: float) -> tuple[Elbo, Gradients]:
         """The same, with autograd for the likelihood only."""
         state, num_data = self._state, self._num_data
-        rows = with_draws(x, state.batch_shape, self._config.num_samples)
+        rows = with_draws(x, state.batch_shape, state.config.num_samples)
         with torch.no_grad():
             f, kl, kept = chain.forward(rows, LocalReparameterization(state.generator))
-        log_prob = self._likelihood.log_prob(f.requires_grad_(), y)
-        wanted = [p for p in self._likelihood.parameters() if p.requires_grad]
+        log_prob = state.likelihood.log_prob(f.requires_grad_(), y)
+        wanted = [p for p in state.likelihood.parameters() if p.requires_grad]
         with torch.no_grad():
             size = log_prob.shape[-2] * log_prob.shape[-1]
             slope = torch.full_like(log_prob, -1 / num_data).mul_(num_data).div_(size)
@@ -159,31 +155,10 @@ class Stepper:
         """Average over the ranks: the gradients that nobody else averages, and the objective."""
         terms = torch.stack([result.expected_log_lik, result.kl]).detach()
         extra = torch.cat([terms.reshape(-1), terms.new_tensor([float(stop)])])
-        own = [g for i in self._unmanaged or [] if (g := gradients[i]) is not None]
-        mean = average_over_ranks(own, extra)
+        own = unmanaged(self._state.model, self._parameters)
+        mean = average_over_ranks([g for i in own if (g := gradients[i]) is not None], extra)
         log_lik, kl = mean[:-1].view_as(terms)
         return Elbo(log_lik, kl, result.beta), mean[-1].item() > 0
-
-    def _descend(self, result: Elbo, gradients: Gradients, good: LastGood | None) -> None:
-        """Check, clip, step, average; refuse a step that is not finite before it is taken."""
-        state, config, step = self._state, self._config, self._state.step + 1
-        given = [gradient for gradient in gradients if gradient is not None]
-        if not self._finite.all_finite([result.expected_log_lik, result.kl, *given]):
-            blame_objective(result, step)
-            check_finite_tensors("the gradient", self._named(gradients), step)
-        if good is not None:
-            good.remember(state.step)
-        if config.max_grad_norm is not None:
-            norms = replica_norms(given, state.batch_shape)
-            if not bool(norms.isfinite().all()):
-                blame_overflow(self._named(gradients), step)
-            clip_per_replica(given, norms, config.max_grad_norm)
-        state.adam.step(gradients, learning_rate(config, state.step))
-        state.step = step
-        if state.average is not None:
-            state.average.update(step)
-        if good is not None:  # squares that overflow: Adam would silently stop moving
-            check_finite_tensors("Adam's second moment", state.adam.second_moments(), step)
 
     def _named(self, gradients: Gradients) -> list[tuple[str, Tensor]]:
         names = self._state.parameters
