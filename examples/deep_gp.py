@@ -65,7 +65,7 @@ def minibatches(rows: Rows, hidden: tuple[int, ...], quick: bool) -> Predictive:
     generator = torch.Generator().manual_seed(1)
     rows_32 = ((test_x - mean) / scale).float()
     f = whvi.draw_functions(
-        model, rows_32, num_samples=4 if quick else 64, generator=generator, batch_size=100
+        model, rows_32, num_draws=4 if quick else 64, generator=generator, batch_size=100
     )
     return likelihood.predictive(f)
 

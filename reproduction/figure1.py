@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from whvi.layers import WHVILinear
 from whvi.layers.linear import RandomLinear
-from whvi.layers.structured import StructuredWeight
+from whvi.layers.structured import StructuredMatrix
 from whvi.likelihoods import Gaussian
 from whvi.models.mlp import mlp
 from whvi.plots import new_figure, normalised_covariance, plot_covariance, save_figure
@@ -63,8 +63,8 @@ def reproduce_figure1(
     history = fit(model, likelihood, (x, y), config=config)
     layer = model[0]
     assert isinstance(layer, WHVILinear)  # as built
-    assert isinstance(layer.weight, StructuredWeight)
-    cov_g = layer.weight.posterior.covariance().detach()[0]
+    assert isinstance(layer.matrix, StructuredMatrix)
+    cov_g = layer.matrix.posterior.covariance().detach()[0]
     cov_w = layer.weight_moments().covariance.detach()
     folder = Path(output)
     pictures = _draw(cov_g, cov_w, folder)
@@ -84,8 +84,8 @@ def reproduce_figure1(
         "vec_w": _describe(cov_w),
         # from these follow both covariances
         "cov_g": cov_g.tolist(),
-        "s1": layer.weight.s1[0].tolist(),
-        "s2": layer.weight.s2[0].tolist(),
+        "s1": layer.matrix.s1.tolist(),
+        "s2": layer.matrix.s2.tolist(),
     }
     numbers = folder / "figure1.json"
     numbers.write_text(json.dumps(results, indent=1) + "\n")

@@ -73,7 +73,7 @@ def test_draws_are_averaged_within_the_expectation():
     x, y = tiny_data(5, dtype=DOUBLE)
     net, likelihood = tiny_net(dtype=DOUBLE, scale=0.3), gaussian(dtype=DOUBLE)
     generator = torch.Generator().manual_seed(0)
-    many = elbo(net, likelihood, x, y, num_data=5, num_samples=20_000, generator=generator)
+    many = elbo(net, likelihood, x, y, num_data=5, num_draws=20_000, generator=generator)
     single = torch.stack(
         [elbo(net, likelihood, x, y, num_data=5, generator=generator)[0] for _ in range(3000)]
     )
@@ -98,7 +98,7 @@ class TestReplicas:
     def test_shapes_and_equality_with_single_models(self):
         x, y = tiny_data(6, dtype=DOUBLE)
         net, likelihood = noiseless_net(batch_shape=(3,)), gaussian(batch_shape=(3,), dtype=DOUBLE)
-        shared = elbo(net, likelihood, x, y, num_data=6, num_samples=2)
+        shared = elbo(net, likelihood, x, y, num_data=6, num_draws=2)
         assert shared.value.shape == shared.kl.shape == (3,)
         for r in range(3):
             single = noiseless_net()
@@ -111,7 +111,7 @@ class TestReplicas:
         sets = [tiny_data(6, seed=s, dtype=DOUBLE) for s in range(3)]
         x, y = (torch.stack(part) for part in zip(*sets, strict=True))
         net, likelihood = noiseless_net(batch_shape=(3,)), gaussian(batch_shape=(3,), dtype=DOUBLE)
-        own = elbo(net, likelihood, x, y, num_data=6, num_samples=4).value
+        own = elbo(net, likelihood, x, y, num_data=6, num_draws=4).value
         for r in range(3):
             value = elbo(net, likelihood, *sets[r], num_data=6).value
             torch.testing.assert_close(own[r], value[r])
@@ -137,8 +137,8 @@ class Pooled(nn.Module):
 
 def test_images_are_looped_over_draws():
     x, y = torch.randn(5, 1, 4, 4, generator=torch.Generator().manual_seed(0)), torch.zeros(5)
-    one = elbo(Pooled(1e-20), gaussian(), x, y, num_data=5, num_samples=1)
-    three = elbo(Pooled(1e-20), gaussian(), x, y, num_data=5, num_samples=3)
+    one = elbo(Pooled(1e-20), gaussian(), x, y, num_data=5, num_draws=1)
+    three = elbo(Pooled(1e-20), gaussian(), x, y, num_data=5, num_draws=3)
     torch.testing.assert_close(one.value, three.value)
 
 
@@ -153,7 +153,7 @@ def test_shared_module_counts_once_and_plain_models_have_no_kl():
     ("change", "error"),
     [
         ({"num_data": 0}, ConfigError),
-        ({"num_samples": 0}, ConfigError),
+        ({"num_draws": 0}, ConfigError),
         ({"beta": -1.0}, ConfigError),
         ({"beta": float("nan")}, ConfigError),
         ({"y": torch.zeros(3)}, ShapeError),

@@ -23,7 +23,7 @@ def test_default_is_one_new_draw_at_every_call() -> None:
     first, second = current_sampler(), current_sampler()
     assert isinstance(first, WeightDraws)
     assert first is not second
-    assert first.num_samples is None
+    assert first.num_draws is None
     assert first.sample_shape == ()
 
 
@@ -71,7 +71,7 @@ def test_a_layer_keeps_its_draw_within_one_sampler() -> None:
     assert sampler.sample_shape == (3,)
 
 
-@pytest.mark.parametrize("num_samples", [0, -1, 1.5, True, "3"])
-def test_wrong_numbers_of_draws_are_refused(num_samples: object) -> None:
-    with pytest.raises(ConfigError, match="num_samples"):
-        WeightDraws(num_samples)
+@pytest.mark.parametrize("num_draws", [0, -1, 1.5, True, "3"])
+def test_wrong_numbers_of_draws_are_refused(num_draws: object) -> None:
+    with pytest.raises(ConfigError, match="num_draws"):
+        WeightDraws(num_draws)

@@ -29,7 +29,6 @@ from whvi.errors import ConfigError
 from whvi.functions import draw_functions
 from whvi.layers import MCDropout, MeanFieldLinear, WHVILinear
 from whvi.layers.sines import Sine, Tile, spread_frequencies
-from whvi.layers.structured import StructuredWeight
 from whvi.likelihoods import Likelihood
 from whvi.models.mlp import LayerFactory
 from whvi.predictive import Predictive
@@ -121,7 +120,7 @@ class FittedNetwork:
         f = draw_functions(
             self._model,
             x,
-            num_samples=num_draws,
+            num_draws=num_draws,
             generator=generator,
             batch_size=max(1, _VALUES_AT_ONCE // (len(x) * num_draws * _widest(self._model))),
         )
@@ -169,10 +168,10 @@ def _reset(model: nn.Module, settings: Settings, seed: int) -> None:
     for layer in layers:
         layer.reset_parameters(generator=generator)
     if settings.get("features") == "laplace":
-        first = layers[0].weight
-        if not isinstance(first, StructuredWeight):
+        first = layers[0]
+        if not isinstance(first, WHVILinear):
             raise ConfigError("Laplace features need structured layers")
-        spread_frequencies(first, scale=_LAPLACE_SCALE, generator=generator)
+        spread_frequencies(first.matrix, scale=_LAPLACE_SCALE, generator=generator)
 
 
 def _fit_config(settings: Settings, num_rows: int, seed: int, factor: float) -> FitConfig:

@@ -51,7 +51,7 @@ OPTIONS: list[dict[str, Any]] = [
 def as_torch(layer: RandomConv, kernel: Tensor, kind: type, **options: Any) -> torch.nn.Module:
     conv = kind(layer.in_channels, layer.out_channels, **options, dtype=DTYPE)
     conv.weight = torch.nn.Parameter(kernel)
-    conv.bias = torch.nn.Parameter(layer.bias.value.detach())
+    conv.bias = torch.nn.Parameter(layer.bias.detach())
     return conv
 
 
@@ -63,14 +63,14 @@ def test_convolution_is_torchs_with_the_drawn_kernel(axes: int, options: dict[st
     x = normal(2, 4, *SPATIAL[:axes]).requires_grad_()
     for kind in kinds:
         layer = scramble(kind(4, 8, kernel_size=3, **options, dtype=DTYPE))
-        kernel = layer.sample_weight(seeded(3)).detach()
+        kernel = layer.sample_weight(generator=seeded(3)).detach()
         assert kernel.shape == (8, 4 // options.get("groups", 1), *(3,) * axes)
         y = run(layer, x, WeightDraws(generator=seeded(3)))
         reference = as_torch(layer, kernel, plain, kernel_size=3, **options)
         expected = reference(x)
         torch.testing.assert_close(y, expected, rtol=0, atol=256 * EPS)
         upstream = normal(*y.shape, seed=7)
-        ours = torch.autograd.grad(y, [x, layer.bias.value], upstream)
+        ours = torch.autograd.grad(y, [x, layer.bias], upstream)
         theirs = torch.autograd.grad(expected, [x, reference.bias], upstream)
         for one, other in zip(ours, theirs, strict=True):
             torch.testing.assert_close(one, other, rtol=0, atol=2048 * EPS)
@@ -80,7 +80,7 @@ def test_convolution_is_torchs_with_the_drawn_kernel(axes: int, options: dict[st
 def test_tuples_give_each_axis_its_own(kind: type[RandomConv]) -> None:
     options = {"kernel_size": (2, 3), "stride": (1, 2), "padding": (0, 2), "dilation": (2, 1)}
     layer = scramble(kind(3, 5, **options, dtype=DTYPE))
-    kernel, x = layer.sample_weight(seeded(3)).detach(), normal(2, 3, 7, 6)
+    kernel, x = layer.sample_weight(generator=seeded(3)).detach(), normal(2, 3, 7, 6)
     expected = as_torch(layer, kernel, torch.nn.Conv2d, **options)(x)
     y = run(layer, x, WeightDraws(generator=seeded(3)))
     torch.testing.assert_close(y, expected, rtol=0, atol=256 * EPS)
@@ -114,8 +114,8 @@ def test_groups_are_separate_convolutions() -> None:
     x, parts, kls = normal(2, 4, 8), [], []
     for group in range(2):
         alone = WHVIConv1d(2, 3, 3, dtype=DTYPE)
-        state = {n: t[group : group + 1] for n, t in layer.state_dict().items() if "weight" in n}
-        state["bias.value"] = layer.bias.value[3 * group : 3 * group + 3]
+        state = {n: t[group] for n, t in layer.state_dict().items() if "matrix" in n}
+        state["bias"] = layer.bias[3 * group : 3 * group + 3]
         alone.load_state_dict(state)
         parts.append(run(alone, x[:, 2 * group : 2 * group + 2], MeanWeights()))
         kls.append(alone.kl())
@@ -136,7 +136,7 @@ def test_local_reparameterization_draws_for_every_patch() -> None:
 
 def test_a_draws_axis_is_not_confused_with_positions() -> None:
     layer = WHVIConv1d(2, 3, 1)
-    with pytest.raises(ShapeError, match="num_samples=4"):
+    with pytest.raises(ShapeError, match="num_draws=4"):
         run(layer, torch.zeros(2, 4), WeightDraws(4))
 
 
@@ -175,7 +175,7 @@ def test_wrong_options_are_refused(change: dict[str, Any], message: str) -> None
 
 def test_options_of_the_weight_are_handed_on() -> None:
     layer = WHVIConv2d(2, 3, 3, posterior="full", prior="standard_normal", bias=False)
-    assert type(layer.weight.posterior).__name__ == "FullGaussian"
+    assert type(layer.matrix.posterior).__name__ == "FullGaussian"
     assert layer.bias is None
     with pytest.raises(TypeError):
         MeanFieldConv2d(2, 3, 3, posterior="full")

@@ -81,7 +81,7 @@ def test_laplace_features_start_with_spread_frequencies(generator: torch.Generat
             if isinstance(module, WHVILinear | Sine | nn.ReLU)
         ][:2]
         assert isinstance(activation, nn.ReLU if features == "relu" else Sine)
-        factors[features] = first.weight.s2.detach().abs()
+        factors[features] = first.matrix.s2.detach().abs()
     assert bool((factors["relu"] == 1).all() and (factors["sine"] == 1).all())
     assert factors["laplace"].shape == (2, 4, 4)  # stacked blocks of 4 × 4, not one of 16 × 16
     assert len(factors["laplace"].unique()) == 32
@@ -131,7 +131,7 @@ def test_dropout_has_the_moments_of_its_masks(generator: torch.Generator) -> Non
     layer = PointLinear(6, 1, batch_shape=(2,))
     model = nn.Sequential(MCDropout(rate, batch_shape=(2,)), layer)
     x = torch.randn(1, 6, generator=generator)
-    f = draw_functions(model, x, num_samples=num_draws, generator=generator)[..., 0, 0].double()
+    f = draw_functions(model, x, num_draws=num_draws, generator=generator)[..., 0, 0].double()
     terms = (x[0, :, None] * layer.weight.detach())[..., 0].double()
     variance = terms.square().sum(-1) * rate / (1 - rate)
     error = (f.mean(-1) - terms.sum(-1)) / (variance / num_draws).sqrt()
@@ -147,7 +147,7 @@ def test_dropout_of_rate_zero_is_the_plain_network(generator: torch.Generator) -
     assert isinstance(last, PointLinear)
     hidden = (x @ first.weight + first.bias.unsqueeze(1)).relu()
     expected = hidden @ last.weight + last.bias.unsqueeze(1)
-    f = draw_functions(model, x, num_samples=3, generator=generator)
+    f = draw_functions(model, x, num_draws=3, generator=generator)
     assert torch.allclose(f, expected.unsqueeze(1).expand_as(f), atol=1e-5)
     dropped = build_network("plain", [tiny(1.0, dropout=0.5)] * 2, 3, 1)
     dropped.load_state_dict(

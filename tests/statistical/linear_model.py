@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from whvi.functional import column_features, linear_map_in_g
+from tests.transforms.reference import linear_map_in_g
+from whvi.functional import column_features
 from whvi.layers import WHVILinear
 from whvi.likelihoods import Gaussian
 from whvi.posteriors import DiagonalGaussian, FullGaussian
@@ -78,7 +79,7 @@ def make_problem(
 
 def design(layer: WHVILinear, x: Tensor) -> Tensor:
     """``Φ`` of shape ``(R, N, out, K, D)`` with ``f(x)_o = Σ_kd Φ_okd g_kd``."""
-    plan, s1, s2 = layer.weight.plan, layer.weight.s1.detach(), layer.weight.s2.detach()
+    plan, s1, s2 = layer.matrix.plan, layer.matrix.s1.detach(), layer.matrix.s2.detach()
     if plan.is_column and plan.out_features == 1:
         padded = functional.pad(x, (0, plan.block_size**2 - plan.in_features))
         return column_features(padded, s1, s2).unsqueeze(-2).unsqueeze(-2)
@@ -94,7 +95,7 @@ def design(layer: WHVILinear, x: Tensor) -> Tensor:
 def draw_targets(problem: Problem, x: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     """Draw ``g`` from the prior, one per replica, and targets at ``x``; return both."""
     features = design(problem.layer, x)
-    shape = problem.layer.weight.posterior.shape
+    shape = problem.layer.matrix.posterior.shape
     g = torch.randn(shape, generator=generator, dtype=DTYPE) * problem.prior_variance**0.5
     f = torch.einsum("rnokd,rkd->rno", features, g)
     noise = torch.randn(f.shape, generator=generator, dtype=DTYPE)
@@ -129,7 +130,7 @@ def set_exact(problem: Problem) -> None:
 
     Blocks do not share outputs, so the exact posterior is independent between them.
     """
-    q = problem.layer.weight.posterior
+    q = problem.layer.matrix.posterior
     mean, precision = exact_posterior(problem)
     q.loc.copy_(mean.unflatten(-1, q.shape[-2:]))
     if isinstance(q, DiagonalGaussian):

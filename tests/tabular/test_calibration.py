@@ -47,9 +47,9 @@ def test_the_factor_undoes_wrong_logits():
         y = case.ensemble.predictive(x).sample(1)[0].float().unsqueeze(-1)
         before = case.ensemble.function_values(x)
         last = case.ensemble.model[-1]
-        last.weight.posterior.loc.mul_(4)
-        last.weight.posterior.log_scale.add_(math.log(4))
-        last.bias.value.mul_(4)
+        last.matrix.posterior.loc.mul_(4)
+        last.matrix.posterior.log_scale.add_(math.log(4))
+        last.bias.mul_(4)
     factor, _ = calibrate(case, x, y)
     assert factor == pytest.approx(1 / 4, rel=0.11)
     after = case.ensemble.function_values(x)

@@ -12,7 +12,7 @@ from whvi.tabular.networks import reset_network, sine_network
 @pytest.mark.parametrize("in_features", [3, 40])
 def test_sine_network_maps_replicas(in_features: int) -> None:
     model = sine_network(in_features, (16, 8), 2, batch_shape=(5,))
-    f = whvi.draw_functions(model, torch.randn(7, in_features), num_samples=3)
+    f = whvi.draw_functions(model, torch.randn(7, in_features), num_draws=3)
     assert f.shape == (5, 3, 7, 2)
 
 

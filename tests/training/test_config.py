@@ -23,7 +23,7 @@ from whvi.training.config import kl_weight, learning_rate
         ("warmup_steps", 8001),
         ("noise_hold_steps", 8001),
         ("schedule", "linear"),
-        ("num_samples", 0),
+        ("num_draws", 0),
         ("beta", -0.1),
         ("beta", float("nan")),
         ("max_grad_norm", 0.0),

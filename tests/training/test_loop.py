@@ -43,7 +43,7 @@ def test_training_lowers_the_objective():
 
 def test_the_loop_against_one_written_by_hand():
     """Order, noise, schedules, scaling, held noise and Adam, step by step and bit by bit."""
-    config = tiny_config(beta=0.7, kl_warmup_steps=4, num_samples=2)
+    config = tiny_config(beta=0.7, kl_warmup_steps=4, num_draws=2)
     (x, y), net, likelihood = tiny_data(), tiny_net(), gaussian()
     noise = likelihood.noise_parameters()
     optimizer = torch.optim.Adam([*net.parameters(), *likelihood.parameters()], fused=True)
@@ -54,7 +54,7 @@ def test_the_loop_against_one_written_by_hand():
         optimizer.zero_grad()
         result = elbo(
             net, likelihood, xb, yb,
-            num_data=40, num_samples=2, beta=kl_weight(config, step), generator=generator,
+            num_data=40, num_draws=2, beta=kl_weight(config, step), generator=generator,
         )  # fmt: skip
         (result.value * (-1 / 40)).backward()
         if step < config.noise_hold_steps:
@@ -126,7 +126,7 @@ class TestValidation:
         from whvi.functions import draw_functions
 
         generator = seeded_generator("validation", 3)
-        f = draw_functions(net, x, num_samples=16, generator=generator)
+        f = draw_functions(net, x, num_draws=16, generator=generator)
         density = torch.distributions.Normal(f.squeeze(-1), likelihood.noise_scale)
         expected = density.log_prob(y).double().exp().mean(0).log().mean()
         score = log_predictive_density(net, likelihood, x, y, seed=3)

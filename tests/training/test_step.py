@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from functools import partial
 
 import pytest
 import torch
@@ -41,7 +42,7 @@ def trained(model, *, num_outputs=1, data=None, **options):
 @needs_kernel
 @pytest.mark.parametrize("batch_shape", [(), (3,)])
 @pytest.mark.parametrize("num_outputs", [1, 2])
-@pytest.mark.parametrize("changes", [{}, {"num_samples": 3, "beta": 0.3, "kl_warmup_steps": 9}])
+@pytest.mark.parametrize("changes", [{}, {"num_draws": 3, "beta": 0.3, "kl_warmup_steps": 9}])
 def test_compiled_and_by_layers_give_the_same(batch_shape, num_outputs, changes):
     start = network(batch_shape, num_outputs)
     fits = [
@@ -82,8 +83,8 @@ def layer_used_twice(model):
 
 
 def computed_parameter(model):
-    owner, name = next((m, name) for m in model.modules() for name in m._parameters)
-    nn.utils.parametrize.register_parametrization(owner, name, nn.Softplus())
+    owner = next(module for module in model.modules() if "s1" in module._parameters)
+    nn.utils.parametrize.register_parametrization(owner, "s1", nn.Softplus())
 
 
 @needs_kernel
@@ -178,3 +179,29 @@ def test_torchs_global_generator_is_left_alone(compiled):
     model, state = network(), torch.get_rng_state()
     fit(model, gaussian(), tiny_data(), config=tiny_config(compiled=compiled))
     assert torch.equal(torch.get_rng_state(), state)
+
+
+@needs_kernel
+def test_a_hook_that_a_callback_adds_is_called_from_then_on():
+    model, calls = network(), []
+
+    def add_hook(record):
+        if record.step == 5:
+            model[0].register_forward_hook(lambda *_: calls.append(record.step))
+
+    history = fit(model, gaussian(), tiny_data(), config=tiny_config(), callbacks=[add_hook])
+    assert len(calls) == 25
+    assert not history.compiled
+
+
+@pytest.mark.parametrize("posterior", ["flow", "full"])
+def test_torchs_global_generator_is_left_alone_by_estimated_kls(posterior):
+    model = whvi.mlp(3, (8,), 1, layer=partial(whvi.WHVILinear, posterior=posterior))
+    states = []
+    for _ in range(2):
+        again, state = copy.deepcopy(model), torch.get_rng_state()
+        fit(again, gaussian(), tiny_data(), config=tiny_config(), validation=tiny_data(seed=1))
+        assert torch.equal(torch.get_rng_state(), state)
+        states.append(weights_of(again))
+        torch.rand(3)
+    assert_bitwise(*states)

@@ -224,7 +224,7 @@ def _weight_covariance(network: torch.nn.Module) -> tuple[str, Tensor] | None:
     generator = torch.Generator().manual_seed(0)
     draws = []
     for _ in range(_COVARIANCE_DRAWS):
-        weight = layer.sample_weight(generator)
+        weight = layer.sample_weight(generator=generator)
         corner = weight.reshape(-1, *weight.shape[-2:])[0, :_COVARIANCE_SIDE, :_COVARIANCE_SIDE]
         draws.append(corner.flatten())
     return name, torch.cov(torch.stack(draws).T)

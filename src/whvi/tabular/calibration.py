@@ -88,8 +88,8 @@ def _best_factor(mnll: Callable[[float], float], num_rows: int) -> float:
 def _scale_last_layer(model: nn.Sequential, factor: float) -> None:
     """Multiply the network's outputs by ``factor``: weights, their scales, and the bias."""
     last = cast(MeanFieldLinear, model[-1])
-    posterior = last.weight.posterior
+    posterior = last.matrix.posterior
     posterior.loc.mul_(factor)
-    cast(nn.Parameter, posterior.log_scale).add_(math.log(factor))
-    if last.bias is not None and last.bias.value is not None:
-        last.bias.value.mul_(factor)
+    posterior.log_scale.add_(math.log(factor))
+    if last.bias is not None:
+        last.bias.mul_(factor)

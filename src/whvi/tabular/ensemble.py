@@ -76,7 +76,7 @@ class Ensemble:
         f = draw_functions(
             self.model,
             filled,
-            num_samples=self.draws_per_member,
+            num_draws=self.draws_per_member,
             generator=seeded_generator("predict", self.seed, device=x.device),
             batch_size=self._rows_at_once,
         )

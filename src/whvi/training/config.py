@@ -27,7 +27,7 @@ class FitConfig:
         warmup_steps: Steps of linear warm-up to that peak; ``None``: 200, but at most a tenth of
             ``num_steps``.
         schedule: What follows: ``"cosine"`` falls to zero at ``num_steps``; or ``"constant"``.
-        num_samples: Draws per row and step.
+        num_draws: Draws per row and step.
         beta: Weight of the KL. 1 is the ELBO; less is a tempered objective, not a bound.
         kl_warmup_steps: Steps over which the weight of the KL rises linearly to ``beta``.
         noise_hold_steps: First steps during which ``likelihood.noise_parameters()`` stay as
@@ -53,7 +53,7 @@ class FitConfig:
     learning_rate: float = 1e-2
     warmup_steps: int = None  # type: ignore[assignment]  # a number once made
     schedule: Schedule = "cosine"
-    num_samples: int = 1
+    num_draws: int = 1
     beta: float = 1.0
     kl_warmup_steps: int = 0
     noise_hold_steps: int = None  # type: ignore[assignment]  # likewise
@@ -66,7 +66,7 @@ class FitConfig:
     compiled: bool = True
 
     def __post_init__(self) -> None:
-        for name in ("num_steps", "batch_size", "num_samples", "eval_every", "record_every"):
+        for name in ("num_steps", "batch_size", "num_draws", "eval_every", "record_every"):
             check_positive_int(name, getattr(self, name))
         self._set_default("warmup_steps", min(200, self.num_steps // 10))
         self._set_default("noise_hold_steps", min(500, self.num_steps // 4))

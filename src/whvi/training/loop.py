@@ -114,7 +114,6 @@ def _take_steps(
     """Go on from ``state.step`` to the end, to early stopping, to a signal or to an error."""
     config, batches = state.config, source.batches(state.step)
     stepper = Stepper(state, source.num_data)
-    state.history.compiled = stepper.compiled and (state.history.compiled or state.step == 0)
     good, good_step = Copies(state.changing()), state.step
     try:
         with stepper.hold, _mode(state.model, training=True), deferred_interrupts() as interrupts:
@@ -189,7 +188,7 @@ def log_predictive_density(
     """
     generator = seeded_generator("validation", seed, device=x.device)
     f = draw_functions(
-        model, x, num_samples=_VALIDATION_DRAWS, generator=generator, batch_size=_VALIDATION_ROWS
+        model, x, num_draws=_VALIDATION_DRAWS, generator=generator, batch_size=_VALIDATION_ROWS
     )
     log_prob = likelihood.log_prob(f, y)
     return (log_prob.logsumexp(-2) - math.log(_VALIDATION_DRAWS)).mean(-1)

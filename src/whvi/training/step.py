@@ -12,14 +12,14 @@ import contextlib
 from typing import Any, final
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from whvi.elbo import Elbo, elbo_of_values
 from whvi.functions import local_function_values, with_draws
 from whvi.layers.protocol import ModelKL
 from whvi.likelihoods import Likelihood
 from whvi.sampling import LocalReparameterization, sampling
-from whvi.training.compiled import Chain
+from whvi.training.compiled import CompiledModel, compile_model
 from whvi.training.config import kl_weight, learning_rate
 from whvi.training.distributed import average_over_ranks, unmanaged
 from whvi.training.gradients import (
@@ -71,16 +71,12 @@ class Stepper:
         self._state, self._num_data = state, num_data
         self._kl = ModelKL(state.model)
         self._parameters = list(state.parameters.values())
-        compiled = state.config.compiled
-        self._chain = _usable_chain(state.model, self._parameters) if compiled else None
+        self._compiled = compile_model(state.model) if state.config.compiled else None
+        was_compiled = state.history.compiled or state.step == 0
+        state.history.compiled = self._compiled is not None and was_compiled
         self.hold = NoiseHold(state.likelihood, state.config.noise_hold_steps)
         for parameter in self._parameters:
             parameter.grad = None
-
-    @property
-    def compiled(self) -> bool:
-        """Whether steps run without a call of the model's layers."""
-        return self._chain is not None
 
     def evaluate(self, x: Tensor, y: Tensor, *, stop: bool = False) -> tuple[Elbo, Gradients, bool]:
         """Return the objective on a batch, the gradients of the loss, and whether to stop.
@@ -93,10 +89,12 @@ class Stepper:
         state = self._state
         self.hold.update(state.step)
         beta = kl_weight(state.config, state.step)
-        if self._chain is None:
+        if self._compiled is not None and not self._compiled.is_current:
+            self._compiled, state.history.compiled = None, False
+        if self._compiled is None:
             result, gradients = self._by_layers(x, y, beta)
         else:
-            result, gradients = self._by_chain(self._chain, x, y, beta)
+            result, gradients = self._by_kernel(self._compiled, x, y, beta)
         if state.ranks.world_size > 1:
             result, stop = self._averaged(result, gradients, stop)
         terms = [result.expected_log_lik.detach(), result.kl.detach()]
@@ -122,8 +120,8 @@ class Stepper:
     def _by_layers(self, x: Tensor, y: Tensor, beta: float) -> tuple[Elbo, Gradients]:
         """Objective and gradients by autograd through the model."""
         state, num_data = self._state, self._num_data
-        num_samples, generator = state.config.num_samples, state.generator
-        f = local_function_values(state.model, x, state.batch_shape, num_samples, generator)
+        num_draws, generator = state.config.num_draws, state.generator
+        f = local_function_values(state.model, x, state.batch_shape, num_draws, generator)
         with sampling(LocalReparameterization(generator)):  # for KLs that are estimated
             kl = self._kl()
         result = elbo_of_values(state.likelihood, f, y, kl, num_data=num_data, beta=beta)
@@ -133,12 +131,14 @@ class Stepper:
             parameter.grad = None
         return result, gradients
 
-    def _by_chain(self, chain: Chain, x: Tensor, y: Tensor, beta: float) -> tuple[Elbo, Gradients]:
+    def _by_kernel(
+        self, model: CompiledModel, x: Tensor, y: Tensor, beta: float
+    ) -> tuple[Elbo, Gradients]:
         """The same, with autograd for the likelihood only."""
         state, num_data = self._state, self._num_data
-        rows = with_draws(x, state.batch_shape, state.config.num_samples)
+        rows = with_draws(x, state.batch_shape, state.config.num_draws)
         with torch.no_grad():
-            f, kl, kept = chain.forward(rows, LocalReparameterization(state.generator))
+            f, kl, kept = model.forward(rows, LocalReparameterization(state.generator))
         log_prob = state.likelihood.log_prob(f.requires_grad_(), y)
         wanted = [p for p in state.likelihood.parameters() if p.requires_grad]
         with torch.no_grad():
@@ -147,7 +147,9 @@ class Stepper:
             to_f, *found = torch.autograd.grad(log_prob, [f, *wanted], slope, allow_unused=True)
             to_kl = torch.full_like(kl, 1 / num_data).mul_(beta)
             by_parameter: dict[Any, Tensor | None] = dict(zip(wanted, found, strict=True))
-            by_parameter |= zip(chain.parameters, chain.backward(kept, to_f, to_kl), strict=True)
+            by_parameter |= zip(
+                model.parameters, model.backward(kept, to_f, to_kl)[1:], strict=True
+            )
             result = Elbo(num_data * log_prob.mean((-2, -1)), kl, beta)
         return result, [by_parameter[p] if p.requires_grad else None for p in self._parameters]
 
@@ -163,18 +165,3 @@ class Stepper:
     def _named(self, gradients: Gradients) -> list[tuple[str, Tensor]]:
         names = self._state.parameters
         return [(name, g) for name, g in zip(names, gradients, strict=True) if g is not None]
-
-
-def _usable_chain(model: nn.Module, trained: list[nn.Parameter]) -> Chain | None:
-    """Compile ``model`` if it is of the right kind and autograd has nothing else to do for it.
-
-    Gradients of a compiled model do not pass through autograd, so there must be no hooks on them,
-    no parameters computed from others, and none that is used twice.
-    """
-    chain = Chain.of(model)
-    if chain is None:
-        return None
-    own = [p for p in chain.parameters if p is not None]
-    hooked = any(p._backward_hooks or p._post_accumulate_grad_hooks for p in own)
-    known = all(p in set(trained) or not p.requires_grad for p in own)
-    return chain if known and not hooked and len(set(own)) == len(own) else None

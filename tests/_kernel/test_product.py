@@ -8,9 +8,10 @@ from torch import Tensor
 
 from tests.conformance.layer_suite import DTYPE, EPS, normal, seeded
 from tests.layers.oracle import hadamard_matrix
-from whvi._kernel.blocks import block_linear, noisy_block_linear
-from whvi._kernel.noise import draw_seed, normal_from_seed
-from whvi._kernel.plan import BlockPlan
+from whvi._kernel.layout import BlockPlan
+from whvi._kernel.noise import normal_from_seed
+from whvi._kernel.product import block_linear, noisy_block_linear
+from whvi.sampling import draw_seed
 
 PLANS = [(5, 7), (3, 9), (8, 8), (8, 20), (2, 2), (1, 1)]
 
@@ -20,7 +21,8 @@ def reference(
 ) -> Tensor:
     """``[W_1 x; …; W_K x][:out] + b`` block by block; ``g`` already has all axes of ``x``."""
     padded = torch.nn.functional.pad(x, (0, plan.block_size - plan.in_features))
-    inner = (1,) * (x.dim() - s1.dim() + 1)
+    inner = (1,) * (x.dim() - s1.dim())
+    s1, g, s2 = (v.unflatten(-1, plan.vector_shape) for v in (s1, g, s2))
     H, blocks = hadamard_matrix(plan.block_size), []
     for k in range(plan.num_blocks):
         first, second = (v[..., k, :].reshape(*v.shape[:-2], *inner, -1) for v in (s1, s2))
@@ -30,7 +32,7 @@ def reference(
 
 
 def operands(plan: BlockPlan, batch: tuple[int, ...]) -> list[Tensor]:
-    shapes = [(*batch, *plan.vector_shape)] * 2 + [(*batch, plan.out_features)]
+    shapes = [(*batch, plan.vector_size)] * 2 + [(*batch, plan.out_features)]
     return [normal(*shape, seed=i).requires_grad_() for i, shape in enumerate(shapes)]
 
 
@@ -54,8 +56,8 @@ def test_given_g(sizes: tuple[int, int], batch: tuple[int, ...], shared: str) ->
     s1, s2, bias = operands(plan, batch)
     x = normal(*batch, 4, 3, sizes[0], seed=5).requires_grad_()
     some = {"all": (), "rows": (4,), "none": (4, 3)}[shared]
-    g = normal(*batch, *some, *plan.vector_shape, seed=6).requires_grad_()
-    spread = g.reshape(*batch, *some, *(1,) * (2 - len(some)), *plan.vector_shape)
+    g = normal(*batch, *some, plan.vector_size, seed=6).requires_grad_()
+    spread = g.reshape(*batch, *some, *(1,) * (2 - len(some)), plan.vector_size)
     for b in (bias, None):
         wanted = [x, s1, g, s2] + ([] if b is None else [b])
         actual = block_linear(x, s1, g, s2, b, plan)
@@ -68,15 +70,15 @@ def test_given_g(sizes: tuple[int, int], batch: tuple[int, ...], shared: str) ->
 def test_fresh_g_for_every_row(
     sizes: tuple[int, int], batch: tuple[int, ...], inner: tuple[int, ...]
 ) -> None:
-    """``g = mean + exp(log_scale) ε`` with noise in the order ``(*batch, *inner, K, D)``."""
+    """``g = mean + exp(log_scale) ε`` with noise in the order ``(*batch, *inner, K·D)``."""
     plan = BlockPlan.for_shape(*sizes)
     s1, s2, bias = operands(plan, batch)
     x = normal(*batch, *inner, sizes[0], seed=5).requires_grad_()
-    mean, log_scale = (normal(*batch, *plan.vector_shape, seed=s).requires_grad_() for s in (6, 7))
+    mean, log_scale = (normal(*batch, plan.vector_size, seed=s).requires_grad_() for s in (6, 7))
     actual = noisy_block_linear(x, s1, (mean, log_scale), s2, bias, plan, draw_seed(seeded(3)))
-    shape = (*batch, *inner, *plan.vector_shape)
+    shape = (*batch, *inner, plan.vector_size)
     noise = normal_from_seed(shape, draw_seed(seeded(3)), dtype=DTYPE)
-    every = (*batch, *(1,) * len(inner), *plan.vector_shape)
+    every = (*batch, *(1,) * len(inner), plan.vector_size)
     g = mean.reshape(every) + log_scale.exp().reshape(every) * noise
     expected = reference(x, s1, g, s2, bias, plan)
     assert_equal_with_gradients(actual, expected, [x, s1, mean, log_scale, s2, bias])
@@ -95,7 +97,7 @@ def test_blocks_that_share_a_vector(
     plan, rows = BlockPlan.for_shape(*sizes), (2, 70)  # more than one chunk of rows
     s1, s2, bias = operands(plan, (2,))
     x = normal(*rows, sizes[0], seed=5).requires_grad_()
-    mean, log_scale = (normal(2, *plan.vector_shape, seed=s).requires_grad_() for s in (6, 7))
+    mean, log_scale = (normal(2, plan.vector_size, seed=s).requires_grad_() for s in (6, 7))
     wanted = [x, s1, mean, s2, bias] + ([log_scale] if noisy else [])
     low = {id(t): t.detach().to(dtype).requires_grad_() for t in [*wanted, log_scale]}
     low_x, low_s1, low_mean, low_s2, low_bias = (low[id(t)] for t in (x, s1, mean, s2, bias))
@@ -103,7 +105,7 @@ def test_blocks_that_share_a_vector(
     if noisy:
         fresh = (low_mean, low[id(log_scale)])
         actual = noisy_block_linear(low_x, low_s1, fresh, low_s2, low_bias, plan, seed)
-        noise = normal_from_seed((*rows, *plan.vector_shape), seed, dtype=dtype).double()
+        noise = normal_from_seed((*rows, plan.vector_size), seed, dtype=dtype).double()
         g = mean.unsqueeze(1) + log_scale.exp().unsqueeze(1) * noise
     else:
         actual = block_linear(low_x, low_s1, low_mean, low_s2, low_bias, plan)
