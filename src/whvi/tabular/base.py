@@ -38,7 +38,7 @@ from whvi.tabular.modelfile import (
 from whvi.tabular.predictor import Architecture, Functions, Predictor, threads_for
 from whvi.tabular.training import FEW_ROWS, Plan, Session, Trained, plan_for, train_ensemble
 from whvi.training.history import History, StepRecord
-from whvi.training.memory import keep_freed_memory
+from whvi.training.process import keep_freed_memory
 
 _MIN_NLL_GAIN = 0.05
 """Nats per held-out row by which a later candidate must win: a second head costs the first one."""

@@ -18,7 +18,7 @@ from whvi.tabular.networks import reset_network
 from whvi.tabular.predictor import Architecture, Functions, draw_layers
 from whvi.training import FitConfig, fit
 from whvi.training.history import History, StepRecord
-from whvi.training.seeds import seeded_generator
+from whvi.training.config import seeded_generator
 
 T = TypeVar("T")
 

@@ -1,8 +1,8 @@
 """A folder of checkpoints that survives crashes: written whole or not at all, verified on read.
 
-A checkpoint is one sealed file ``step-<n>.safetensors``: temporary file, fsync, rename, fsync of
-the folder. The newest two are kept; a damaged one is passed over with a warning. A lock, which
-dies with its process, keeps two runs from sharing a folder.
+A checkpoint is one sealed file ``step-<n>.safetensors``. The newest two are kept; a damaged one is
+passed over with a warning. A lock, which dies with its process, keeps two runs from sharing a
+folder.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, final
@@ -20,6 +20,7 @@ from torch import Tensor
 from whvi._checks import check_positive_int
 from whvi._files import atomic_write, seal, unseal
 from whvi.errors import ConfigError, ModelFileError
+from whvi.training.state import TrainingState
 
 _KEPT = 2
 _LOCK = "lock"
@@ -143,3 +144,39 @@ def check_same_run(saved: dict[str, Any], current: dict[str, Any]) -> None:
                     f"{before.get(field)!r}, now it is {now.get(field)!r}; use another folder, "
                     "or the same settings"
                 )
+
+
+@contextlib.contextmanager
+def resumed(
+    state: TrainingState,
+    checkpoint: Checkpoints | str | os.PathLike[str],
+    fingerprint: dict[str, dict[str, Any]],
+) -> Iterator[Callable[[bool], None]]:
+    """Bring ``state`` to the newest checkpoint, if there is one, and write new ones.
+
+    Yields ``keep(now)``, which writes a checkpoint if one is due, or ``now``. All ranks call it
+    together after every step; rank 0 writes.
+
+    Raises:
+        ConfigError: The checkpoint belongs to another configuration, data set or model.
+        ModelFileError: The folder is in use, cannot be written, or holds only damaged files.
+    """
+    if not isinstance(checkpoint, Checkpoints):
+        checkpoint = Checkpoints(checkpoint)
+    folder, every_steps = Path(checkpoint.folder), checkpoint.every_steps
+    writes = state.ranks.rank == 0  # the others read beside the rank that holds the lock
+    with open_store(folder) if writes else contextlib.nullcontext(CheckpointStore(folder)) as store:
+        found = store.load_latest()
+        if found is not None:
+            tensors, metadata = found
+            check_same_run(metadata.get("fingerprint", {}), fingerprint)
+            state.restore(tensors, metadata)
+
+        def keep(now: bool) -> None:
+            if now or state.step % every_steps == 0:
+                tensors = state.tensors()
+                if writes:
+                    metadata = state.metadata() | {"fingerprint": fingerprint}
+                    store.save(state.step, tensors, metadata)
+
+        yield keep
