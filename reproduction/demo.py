@@ -18,11 +18,14 @@ import torch
 
 from reproduction.data.simulators import SIMULATORS
 from reproduction.demo_rivals import RIVALS, Numbers
-from whvi.cli.files import open_output
-from whvi.cli.fitting import FitOptions, fit_table
-from whvi.cli.judging import report_table, score
-from whvi.cli.predicting import predict_table
-from whvi.cli.tables import TableOptions, model_columns, read, target_column
+from whvi.cli.commands import (
+    FitOptions,
+    TableOptions,
+    fit_table,
+    open_output,
+    predict_table,
+)
+from whvi.cli.judging import judged_rows, report_table, score
 from whvi.errors import ConfigError
 from whvi.report import score_regression
 
@@ -89,14 +92,13 @@ def demo_tables(num_train: int, num_test: int) -> tuple[pd.DataFrame, pd.DataFra
 
 
 def _compare(files: dict[str, str], *, quick: bool) -> dict[str, dict[str, float]]:
-    from whvi.tabular.modelfile import load_model
+    from whvi.tabular.modelfile import load_predictor
 
     options = TableOptions(quiet=True)
-    train, test = read(files["train.csv"], options), read(files["test.csv"], options)
-    model = load_model(files["model.whvi"])
-    y = target_column(test, model)
-    ours = _chosen(score(model, model_columns(test, model, options), y, _LEVEL))
-    scores = {f"WHVI ({model.likelihood_})": ours}
+    train, test = (options.read(files[name]) for name in ("train.csv", "test.csv"))
+    model = load_predictor(files["model.whvi"])
+    x, y = judged_rows(model, files["test.csv"], options)
+    scores = {f"WHVI ({model.architecture.likelihood})": _chosen(score(model, x, y, _LEVEL))}
     data = _numbers(train, test)
     for name, predict in RIVALS.items():
         _say(f"{name} …")
@@ -136,11 +138,11 @@ def _table(scores: dict[str, dict[str, float]]) -> str:
 
 def _by_place(files: dict[str, str], test: pd.DataFrame) -> str:
     """Tell the predicted noise of the two instruments beside the true one."""
-    from whvi.tabular.modelfile import load_model
+    from whvi.tabular.modelfile import load_predictor
 
-    model = load_model(files["model.whvi"])
-    x = model_columns(test, model, TableOptions(quiet=True))
-    predicted = model.predict_dist(x).aleatoric.numpy()
+    model = load_predictor(files["model.whvi"])
+    x = test[[column.name for column in model.schema.columns]]
+    predicted = model.predict(x).aleatoric.numpy()
     lines = []
     for place, noise in NOISE.items():
         mean = predicted[test["where"] == place].mean()
