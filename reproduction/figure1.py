@@ -23,7 +23,7 @@ from whvi.layers.linear import RandomLinear
 from whvi.layers.structured import StructuredMatrix
 from whvi.likelihoods import Gaussian
 from whvi.models.mlp import mlp
-from whvi.plots import new_figure, normalised_covariance, plot_covariance, save_figure
+from whvi.plots import correlation, new_figure, plot_covariance, save_figure
 from whvi.training import FitConfig, fit
 
 _SIZE = 8
@@ -120,8 +120,8 @@ def _draw(cov_g: Tensor, cov_w: Tensor, folder: Path) -> list[Path]:
 
 
 def _describe(covariance: Tensor) -> dict[str, Any]:
-    correlation = normalised_covariance(covariance)
-    off_diagonal = correlation[~torch.eye(len(correlation), dtype=torch.bool)].abs()
+    values = correlation(covariance)
+    off_diagonal = values[~torch.eye(len(values), dtype=torch.bool)].abs()
     return {
         "size": len(covariance),
         "rank": int(torch.linalg.matrix_rank(covariance.double(), hermitian=True, rtol=1e-6)),

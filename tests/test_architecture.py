@@ -34,6 +34,7 @@ USERS_OF_APART = {*ROWS[5], *ROWS[6], *ROWS[7]}
 # inside the function that needs them.
 OPTIONAL = {
     "gpytorch": set(),
+    "jinja2": set(),
     "joblib": set(),
     "matplotlib": {"plots"},
     "pandas": {"tabular", "cli"},

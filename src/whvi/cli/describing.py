@@ -15,7 +15,7 @@ def describe_model(model_file: str, *, as_json: bool) -> None:
         print(json.dumps(read_model_file(model_file).document, indent=1))
         return
     from whvi.layers import summary
-    from whvi.report.summary import model_card
+    from whvi.report import model_card
 
     model = load_model(model_file)
     size = Path(model_file).stat().st_size

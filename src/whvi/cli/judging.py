@@ -64,8 +64,7 @@ def score(model: Any, x: pd.DataFrame, y: Any, level: float) -> dict[str, Any]:
     """Score a model's predictions for ``x`` against ``y``, as plain values."""
     import torch
 
-    from whvi.report import score_labels, score_regression
-    from whvi.report.build import label_numbers
+    from whvi.report.scores import label_numbers, score_labels, score_regression
 
     predictive = model.predict_dist(x)
     if hasattr(model, "classes_"):

@@ -1,22 +1,20 @@
-from __future__ import annotations
+"""Bands and effects are drawn where the predictive says."""
 
-import sys
+from __future__ import annotations
 
 import pytest
 import torch
 
 pytest.importorskip("matplotlib")
 
-from whvi.errors import ConfigError, MissingDependencyError, ShapeError
-from whvi.plots import (
-    epistemic_band,
-    new_figure,
-    normalised_covariance,
-    plot_bands,
-    plot_covariance,
-    save_figure,
-)
+from whvi.errors import ConfigError, ShapeError
+from whvi.plots import epistemic_band, feature_effect, new_figure, plot_bands, plot_effect
 from whvi.predictive import Predictive
+
+
+@pytest.fixture
+def ax():
+    return new_figure().axes[0]
 
 
 @pytest.fixture
@@ -25,12 +23,8 @@ def predictive(generator):
     return Predictive.gaussian(loc, torch.full_like(loc, 0.5))
 
 
-def axes_of(figure):
-    return figure.axes[0]
-
-
 def test_bands_are_drawn_where_the_predictive_says(predictive):
-    ax = axes_of(new_figure())
+    ax = new_figure().axes[0]
     x = torch.linspace(0, 1, 30)
     plot_bands(ax, x, predictive, level=0.9)
     total = ax.collections[0].get_paths()[0].vertices
@@ -60,7 +54,7 @@ def test_other_families_have_a_normal_band(generator):
 
 
 def test_draws_and_data_are_optional_extras(predictive):
-    ax = axes_of(new_figure())
+    ax = new_figure().axes[0]
     x = torch.linspace(0, 1, 30).unsqueeze(1)
     draws = torch.zeros(3, 30, 1)
     plot_bands(ax, x, predictive, draws, (torch.zeros(5, 1), torch.ones(5)))
@@ -70,14 +64,14 @@ def test_draws_and_data_are_optional_extras(predictive):
 
 def test_a_wrong_number_of_inputs_is_refused(predictive):
     with pytest.raises(ShapeError, match="x must have one value for each of 30 rows, got 29"):
-        plot_bands(axes_of(new_figure()), torch.zeros(29), predictive)
+        plot_bands(new_figure().axes[0], torch.zeros(29), predictive)
 
 
 def test_several_outputs_are_refused():
     loc = torch.zeros(4, 5, 2)
     predictive = Predictive.gaussian(loc, torch.ones_like(loc))
     with pytest.raises(ShapeError, match=r"one output without replicas.*\(5, 2\)"):
-        plot_bands(axes_of(new_figure()), torch.zeros(5), predictive)
+        plot_bands(new_figure().axes[0], torch.zeros(5), predictive)
 
 
 @pytest.mark.parametrize("level", [0.0, 1.0, -1.0, 95])
@@ -86,42 +80,45 @@ def test_a_level_is_a_probability(predictive, level):
         epistemic_band(predictive, level)
 
 
-def test_normalised_covariance_is_the_correlation(generator):
-    x = torch.randn(6, 40, generator=generator, dtype=torch.float64)
-    torch.testing.assert_close(normalised_covariance(torch.cov(x)), torch.corrcoef(x))
+def gaussian(value):
+    weights = torch.tensor([1.0, 3.0, 2.0])  # three draws of a slope
+    loc = value * weights[:, None].expand(3, 4) + torch.arange(4.0)
+    return Predictive.gaussian(loc, torch.ones_like(loc))
 
 
-def test_an_entry_without_variance_has_no_correlation():
-    covariance = torch.tensor([[4.0, 0.0], [0.0, 0.0]])
-    expected = torch.tensor([[1.0, 0.0], [0.0, 0.0]], dtype=torch.float64)
-    torch.testing.assert_close(normalised_covariance(covariance), expected)
+def test_the_effect_of_a_linear_function_is_its_slope():
+    effect = feature_effect(gaussian, [0.0, 1.0, 2.0], level=0.999)
+    assert effect.mean.tolist() == pytest.approx([1.5, 3.5, 5.5])  # mean over draws and rows
+    width = effect.band.upper - effect.band.lower
+    assert width.tolist() == pytest.approx([0, 2, 4], abs=0.01)  # slopes from 1 to 3
 
 
-def test_a_covariance_is_square():
-    with pytest.raises(ShapeError, match=r"\(n, n\), got \(2, 3\)"):
-        normalised_covariance(torch.zeros(2, 3))
+def test_effects_of_other_families_have_a_normal_band():
+    effect = feature_effect(lambda v: Predictive.poisson(torch.tensor([[v], [v]])), [1.0, 2.0])
+    assert torch.equal(effect.band.lower, effect.mean)  # the two draws agree
 
 
-def test_a_covariance_becomes_an_image():
-    ax = axes_of(new_figure())
-    plot_covariance(ax, 4 * torch.eye(3), "eye")
-    assert ax.images[0].get_array().tolist() == torch.eye(3).tolist()
-    assert ax.get_title() == "eye"
+def test_classes_have_a_probability_without_band(ax):
+    def predict(value):
+        logits = torch.tensor([[[0.0, value]]]).expand(2, 5, 2)
+        return Predictive.categorical(logits)
+
+    effect = feature_effect(predict, [0.0, 100.0], label=1)
+    assert effect.mean.tolist() == pytest.approx([0.5, 1])
+    assert effect.band is None
+    plot_effect(ax, effect, name="x")
 
 
-def test_equal_figures_are_equal_files(tmp_path, predictive):
-    def draw(folder):
-        figure = new_figure(2)
-        plot_covariance(figure.axes[0], torch.eye(3), "eye")
-        plot_bands(figure.axes[1], torch.arange(30), predictive)
-        return save_figure(figure, tmp_path / folder / "picture", formats=("png", "svg"))
-
-    first, second = draw("a"), draw("b")
-    assert [path.name for path in first] == ["picture.png", "picture.svg"]
-    assert [p.read_bytes() for p in first] == [p.read_bytes() for p in second]
+def test_numbers_are_lines_and_categories_are_dots(ax):
+    plot_effect(ax, feature_effect(gaussian, [0.0, 1.0]), name="x", data=torch.zeros(500))
+    assert len(ax.lines[0].get_xdata()) == 2
+    other = new_figure().axes[0]
+    predict = {"low": gaussian(0.0), "a very high value": gaussian(1.0)}.__getitem__
+    plot_effect(other, feature_effect(predict, ["low", "a very high value"]), name="x")
+    assert [text.get_text() for text in other.get_xticklabels()] == ["low", "a very high…"]
 
 
-def test_without_matplotlib_the_error_says_what_to_install(monkeypatch):
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with pytest.raises(MissingDependencyError, match=r"pip install 'whvi\[plots\]'"):
-        new_figure()
+@pytest.mark.parametrize(("values", "level"), [([], 0.9), ([1.0], 0.0), ([1.0], 90)])
+def test_impossible_effects(values, level):
+    with pytest.raises(ConfigError):
+        feature_effect(gaussian, values, level=level)

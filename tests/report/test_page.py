@@ -1,4 +1,4 @@
-"""The page in a real browser: it renders, nothing goes wrong, no request leaves it."""
+"""The page: texts are escaped, nothing is loaded, and a browser renders it without errors."""
 
 from __future__ import annotations
 
@@ -19,11 +19,14 @@ import pandas as pd
 from PIL import Image
 
 from whvi.report import build_report
+from whvi.report.page import render
+from whvi.report.pictures import Picture
 from whvi.tabular import WHVIClassifier, WHVIRegressor
 
 CHROMIUM = next((p for n in ("chromium", "chromium-browser") if (p := shutil.which(n))), None)
 QUICK = {"max_iter": 30, "n_members": 2, "hidden_layer_sizes": (8,), "random_state": 0}
 VOID = {"meta", "link", "br"}
+HOSTILE = "\"'><script>alert(1)</script><img src=http://127.0.0.1:9/x onerror=alert(1)> {{ 7 * 7 }}"
 
 
 def frame(num_rows, seed):
@@ -31,6 +34,7 @@ def frame(num_rows, seed):
     x = pd.DataFrame(
         generator.normal(size=(num_rows, 2)), columns=["width", "$h <script>alert(1)</script>$"]
     )
+    x["$h_ script alert(1)  script_$"] = 1.0 * generator.integers(0, 9, size=num_rows)
     x["town"] = generator.choice(["Oslo", "Rome & co"], size=num_rows)
     y = x["width"] + (x["town"] == "Oslo") + 0.2 * generator.normal(size=num_rows)
     return x, y.rename("price")
@@ -92,12 +96,46 @@ def test_the_page_is_well_formed_and_self_contained(page):
 
 def test_the_page_says_what_it_should(page):
     assert "How well is price predicted?" in page
-    assert "test.csv: 60 rows, 3 columns" in page
+    assert "test.csv: 60 rows, 4 columns" in page
     assert "Rome &amp; co" in page
     assert "$h &lt;script&gt;alert(1)&lt;/script&gt;$" in page
     assert "Nowhere" in page  # a category that training did not have
-    assert re.search(r"(covered|right in) [\d.]+ % of 60 test rows", page)
+    assert re.search(r"(cover|correct for) [\d.]+ % of 60 test rows", page)
     assert "#010203" not in page  # all ink is the page's
+
+
+def test_every_text_is_escaped():
+    """A hostile text in every place that the template fills."""
+    drawn = [Picture(HOSTILE, "<svg></svg>", HOSTILE)]
+    names = ("title", "source", "version")
+    lists = ("warnings", "sentences")
+    tables = ("tiles", "scores", "columns", "card")
+    page = render(
+        **dict.fromkeys(names, HOSTILE),
+        **{name: [HOSTILE] for name in lists},
+        **{name: [(HOSTILE, HOSTILE)] for name in tables},
+        **dict.fromkeys(("pictures", "effects", "training"), drawn),
+    )
+    reader = Reader()
+    reader.feed(page)
+    assert reader.open == []
+    assert not {"script", "img"} & set(reader.tags)
+    assert all(address.startswith("data:") for address in reader.addresses)
+    assert reader.labels == [f"{HOSTILE}. {HOSTILE}"] * 3
+    assert page.count("&lt;script&gt;alert(1)&lt;/script&gt;") >= 20
+    assert "{{ 7 * 7 }}" in page  # texts are not templates
+
+
+def test_hostile_names_of_table_target_and_classes():
+    x, y = frame(40, 0)
+    y = (y > 0.5).map({True: HOSTILE, False: "cheap"}).rename(HOSTILE)
+    page = build_report(WHVIClassifier(**QUICK).fit(x, y), x, y, source=HOSTILE)
+    reader = Reader()
+    reader.feed(page)
+    assert reader.open == []
+    assert not {"script", "img"} & set(reader.tags)
+    assert all(address.startswith(("#", "data:")) for address in reader.addresses)
+    assert "How well is &#34;&#39;&gt;&lt;script&gt;" in page
 
 
 needs_chromium = pytest.mark.skipif(
@@ -110,7 +148,7 @@ def show(page, folder):
     path, picture, network = (folder / name for name in ("page.html", "page.png", "net.json"))
     path.write_text(page, encoding="utf-8")
     options = [
-        *("--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--no-first-run"),
+        *("--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--no-first-run"),
         *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
         *("--enable-logging=stderr", "--v=0", "--window-size=900,1600"),
         f"--user-data-dir={folder / 'profile'}",
