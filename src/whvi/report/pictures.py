@@ -205,7 +205,7 @@ def _covariance_pictures(network: nn.Module) -> list[Picture]:
     generator = torch.Generator().manual_seed(0)
     draws = []
     for _ in range(_COVARIANCE_DRAWS):
-        weight = layer.sample_weight(generator)
+        weight = layer.sample_weight(generator=generator)
         corner = weight.reshape(-1, *weight.shape[-2:])[0, :_COVARIANCE_SIDE, :_COVARIANCE_SIDE]
         draws.append(corner.flatten())
     covariance = torch.cov(torch.stack(draws).T)
