@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import torch
 
 from tests.training.doubles import gaussian, tiny_config, tiny_data, tiny_net
-from whvi._sealed import seal
+from whvi._files import seal
 from whvi.training import Checkpoints, fit
 
 

@@ -16,6 +16,7 @@ from whvi.likelihoods.base import Likelihood
 from whvi.likelihoods.discrete import Bernoulli, Categorical, Poisson
 from whvi.likelihoods.gaussian import BalancedGradients, Gaussian, HeteroscedasticGaussian
 from whvi.likelihoods.student_t import StudentT
+from whvi.likelihoods.tempered import TemperedLikelihood
 
 __all__ = [
     "BalancedGradients",
@@ -26,4 +27,5 @@ __all__ = [
     "Likelihood",
     "Poisson",
     "StudentT",
+    "TemperedLikelihood",
 ]

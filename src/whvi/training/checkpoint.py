@@ -18,8 +18,7 @@ from typing import Any, BinaryIO, final
 from torch import Tensor
 
 from whvi._checks import check_positive_int
-from whvi._files import atomic_write
-from whvi._sealed import seal, unseal
+from whvi._files import atomic_write, seal, unseal
 from whvi.errors import ConfigError, ModelFileError
 from whvi.training.state import TrainingState
 

@@ -4,11 +4,11 @@ import pytest
 
 from tests.tabular.conftest import mixed_table
 from whvi.errors import DataError
-from whvi.tabular.schema import TableSchema, learn_schema
+from whvi.tabular.inputs import TableSchema
 
 
 def learn(table, impute=False):
-    return learn_schema(table, named=True, target_names=["y"], impute=impute)
+    return TableSchema.learn(table, named=True, target_names=["y"], impute=impute)
 
 
 def test_columns_are_told_apart():

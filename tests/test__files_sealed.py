@@ -4,7 +4,7 @@ import pytest
 import torch
 from safetensors.torch import save
 
-from whvi._sealed import seal, unseal
+from whvi._files import seal, unseal
 from whvi.errors import ModelFileError
 
 TENSORS = {"a": torch.arange(6.0).reshape(2, 3), "b": torch.tensor([1, 2])}

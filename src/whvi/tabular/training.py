@@ -1,0 +1,249 @@
+"""How an ensemble is trained: the defaults by number of rows, rows left out, learning rates."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from whvi._checks import check_positive, check_positive_int
+from whvi.errors import ConfigError, NumericalError
+from whvi.likelihoods import BalancedGradients, HeteroscedasticGaussian, Likelihood
+from whvi.tabular.networks import reset_network
+from whvi.tabular.predictor import Architecture, Functions, draw_layers
+from whvi.training import FitConfig, fit
+from whvi.training.history import History, StepRecord
+from whvi.training.config import seeded_generator
+
+T = TypeVar("T")
+
+FEW_ROWS = 3000
+"""Below, members leave out different rows; from here on all leave out the same ones."""
+
+_RATE_FACTORS = (1.0, 0.3, 0.1)  # on the learning rate, tried in turn
+_FEWEST_ROWS = 10  # with fewer, nothing is left out: two rows cannot judge eight
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """Shape of the networks and how they are trained.
+
+    Attributes:
+        hidden: Widths of the hidden layers.
+        features: As in :func:`whvi.tabular.networks.build_network`.
+        members: Networks of the ensemble.
+        steps, batch, learning_rate: Of Adam.
+        beta: Weight of the KL; below 1 the objective is tempered and no longer a bound.
+        validation_fraction: Share of the rows that each member leaves out for early stopping and
+            for the calibration of the noise.
+        rotate: Whether every member leaves out rows of its own, or all the same.
+    """
+
+    hidden: tuple[int, ...]
+    features: str
+    members: int
+    steps: int
+    batch: int
+    learning_rate: float
+    beta: float
+    validation_fraction: float
+    rotate: bool
+
+    def fit_config(self, seed: int, *, factor: float = 1.0) -> FitConfig:
+        """Return the options of :func:`whvi.fit`; ``factor`` lowers the learning rate."""
+        every = max(1, self.steps // 20)
+        return FitConfig(
+            num_steps=self.steps,
+            batch_size=self.batch,
+            learning_rate=factor * self.learning_rate,
+            beta=self.beta,
+            eval_every=every,
+            patience=8 if self.validation_fraction else None,
+            record_every=max(1, self.steps // 100),
+            seed=seed,
+        )
+
+
+def plan_for(
+    num_rows: int,
+    *,
+    hidden: int | Sequence[int] | None = None,
+    members: int | None = None,
+    max_iter: int | None = None,
+    validation_fraction: float | None = None,
+    beta: float | None = None,
+) -> Plan:
+    """Choose what the user left open by the number of rows.
+
+    Few rows: eight narrow networks, each of which leaves out another tenth, so that the ensemble
+    has seen every row. Many rows: four wide networks and one common part for validation.
+    """
+    few = num_rows < FEW_ROWS
+    members = _default(members, 8 if few else 4)
+    check_positive_int("n_members", members)
+    steps = _default(max_iter, 8000 if few else 3000)
+    check_positive_int("max_iter", steps)
+    share = _default(validation_fraction, 0.1)
+    if isinstance(share, bool) or not isinstance(share, int | float) or not 0 <= share < 1:
+        raise ConfigError(f"validation_fraction must lie in [0, 1), got {share!r}")
+    beta = _default(beta, 0.3 if few else 0.2)
+    check_positive("beta", beta)
+    return Plan(
+        hidden=_widths(hidden, (128, 128) if few else (512, 512, 512)),
+        features="relu" if few else "sine",
+        members=members,
+        steps=steps,
+        batch=32 if few else 128,
+        learning_rate=1.5e-2 if few else 2e-2,
+        beta=float(beta),
+        validation_fraction=float(share),
+        rotate=few and members > 1,
+    )
+
+
+def _widths(hidden: int | Sequence[int] | None, default: tuple[int, ...]) -> tuple[int, ...]:
+    if hidden is None:
+        return default
+    widths = (hidden,) if isinstance(hidden, int) else tuple(int(width) for width in hidden)
+    if not widths:
+        raise ConfigError("hidden_layer_sizes must name at least one layer, such as (128, 128)")
+    for width in widths:
+        check_positive_int("every entry of hidden_layer_sizes", width)
+    return widths
+
+
+def _default(value: T | None, default: T) -> T:
+    return default if value is None else value
+
+
+def train_finite(train: Callable[[float], T]) -> T:
+    """Call ``train(factor)`` with smaller factors on its learning rate until it stays finite.
+
+    Raises:
+        NumericalError: Not even a tenth of the rate is small enough.
+    """
+    for factor in _RATE_FACTORS[:-1]:
+        try:
+            return train(factor)
+        except NumericalError:
+            continue
+    return train(_RATE_FACTORS[-1])
+
+
+class Session(NamedTuple):
+    """What a fit may do besides fitting: resume from checkpoints, call back, show its progress."""
+
+    checkpoint: Path | None = None
+    callbacks: Sequence[Callable[[StepRecord], None]] = ()
+    progress: bool = False
+
+    def within(self, name: str) -> Session:
+        """Return the same with the checkpoints in a subfolder."""
+        return self if self.checkpoint is None else self._replace(checkpoint=self.checkpoint / name)
+
+
+class Folds(NamedTuple):
+    """Row numbers: ``(T,)`` and ``(V,)`` shared by all members, or ``(R, T)`` and ``(R, V)``.
+
+    Drawn from a seed of our own by torch: scikit-learn's ``KFold`` has no such rotation, and its
+    ``train_test_split`` would draw other rows.
+
+    Attributes:
+        train, held_out: What members train on and what they leave out.
+        sharing: Neighbouring members that leave out the same rows; all of them if 0.
+    """
+
+    train: Tensor
+    held_out: Tensor | None
+    sharing: int = 0
+
+
+class Trained(NamedTuple):
+    """A trained ensemble, the record of its training, and which rows it left out."""
+
+    architecture: Architecture
+    model: nn.Sequential
+    likelihood: Likelihood
+    history: History
+    folds: Folds
+
+    def draw_functions(self, num_draws: int, seed: int) -> Functions:
+        """Draw ``num_draws`` functions over all members, at least one of each."""
+        device = next(self.model.parameters()).device
+        generator = seeded_generator("predict", seed, device=device)
+        per_member = -(-num_draws // self.architecture.members)
+        layers = draw_layers(self.model, per_member, generator)
+        return Functions(self.architecture.features, layers)
+
+
+def train_ensemble(
+    architecture: Architecture, x: Tensor, y: Tensor, plan: Plan, *, seed: int, session: Session
+) -> Trained:
+    """Train networks on ``x (N, in)`` and ``y (N, out)``, which are on the device to use.
+
+    Should the objective leave the finite numbers, training starts again with a smaller rate.
+    """
+    if plan.rotate:
+        folds = rotating_folds(len(x), plan.members, plan.validation_fraction, seed)
+    else:
+        folds = common_fold(len(x), plan.validation_fraction, seed)
+    held_out = None if folds.held_out is None else (x[folds.held_out], y[folds.held_out])
+
+    def train(factor: float) -> Trained:
+        model, likelihood = architecture.build()
+        if architecture.likelihood == "poisson":
+            likelihood.set_target_scaling(y.cpu())
+        model, likelihood = model.to(x.device), likelihood.to(x.device)
+        reset_network(model, seeded_generator("start", seed))
+        trained_by = likelihood
+        if isinstance(likelihood, HeteroscedasticGaussian):
+            trained_by = BalancedGradients(likelihood)
+        folder = session.within(f"rate-{factor:g}").checkpoint
+        history = fit(
+            model,
+            trained_by,
+            (x[folds.train], y[folds.train]),
+            config=plan.fit_config(seed, factor=factor),
+            validation=held_out,
+            callbacks=session.callbacks,
+            checkpoint=None if folder is None else os.fspath(folder),
+            progress=session.progress,
+        )
+        return Trained(architecture, model, likelihood, history, folds)
+
+    return train_finite(train)
+
+
+def common_fold(num_rows: int, fraction: float, seed: int) -> Folds:
+    """Leave out the same random ``fraction`` of the rows for all members."""
+    num_held_out = _num_held_out(num_rows, fraction)
+    order = torch.randperm(num_rows, generator=seeded_generator("folds", seed))
+    held_out = order[:num_held_out] if num_held_out else None
+    return Folds(order[num_held_out:], held_out)
+
+
+def rotating_folds(num_rows: int, num_members: int, fraction: float, seed: int) -> Folds:
+    """Let every pair of members leave out the rows that follow those of the pair before it.
+
+    The rows stand in random order on a circle. As a whole the ensemble has seen them all, and
+    what a pair says about the rows it left out is an honest prediction: of a small ensemble,
+    whose errors are nearer to those of the whole than the errors of one member are.
+    """
+    sharing = 2 if num_members % 2 == 0 else 1
+    num_held_out = _num_held_out(num_rows, fraction)
+    order = torch.randperm(num_rows, generator=seeded_generator("folds", seed))
+    starts = torch.arange(num_members).unsqueeze(-1) // sharing * num_held_out
+    circle = order[(starts + torch.arange(num_rows)) % num_rows]
+    held_out = circle[:, :num_held_out] if num_held_out else None
+    return Folds(circle[:, num_held_out:], held_out, sharing)
+
+
+def _num_held_out(num_rows: int, fraction: float) -> int:
+    if num_rows < _FEWEST_ROWS or fraction == 0:
+        return 0
+    return min(max(round(fraction * num_rows), 1), num_rows - 1)
