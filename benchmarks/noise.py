@@ -8,7 +8,8 @@ import torch
 
 from benchmarks.records import Cell, timed_cell
 from benchmarks.timing import Effort, Rival
-from whvi._kernel.noise import draw_seed, normal_from_seed
+from whvi._kernel.noise import normal_from_seed
+from whvi.sampling import draw_seed
 
 TITLE = "Noise"
 _POWERS = [10, 13, 16, 20, 24]

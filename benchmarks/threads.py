@@ -9,8 +9,9 @@ import torch
 
 from benchmarks.records import Cell, timed_cell
 from benchmarks.timing import Effort, Rival
-from whvi._kernel.noise import draw_seed, normal_from_seed
+from whvi._kernel.noise import normal_from_seed
 from whvi.functional import noisy_structured_product, structured_product
+from whvi.sampling import draw_seed
 from whvi.transforms import fwht
 
 TITLE = "Threads"

@@ -15,7 +15,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from tests.transforms.reference import dense_product, linear_map_in_g, relative_error
 from whvi._kernel.backend import kernel
-from whvi._kernel.noise import draw_seed, normal_from_seed
+from whvi._kernel.noise import normal_from_seed
 from whvi.errors import ShapeError
 from whvi.functional import (
     column_features,
@@ -23,6 +23,7 @@ from whvi.functional import (
     noisy_structured_product,
     structured_product,
 )
+from whvi.sampling import draw_seed
 from whvi.transforms import hadamard_matrix
 
 DTYPES = (torch.float32, torch.float64)

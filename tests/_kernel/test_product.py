@@ -9,8 +9,9 @@ from torch import Tensor
 from tests.conformance.layer_suite import DTYPE, EPS, normal, seeded
 from tests.layers.oracle import hadamard_matrix
 from whvi._kernel.layout import BlockPlan
-from whvi._kernel.noise import draw_seed, normal_from_seed
+from whvi._kernel.noise import normal_from_seed
 from whvi._kernel.product import block_linear, noisy_block_linear
+from whvi.sampling import draw_seed
 
 PLANS = [(5, 7), (3, 9), (8, 8), (8, 20), (2, 2), (1, 1)]
 

@@ -16,8 +16,9 @@ import pytest
 import torch
 from scipy import stats
 
-from whvi._kernel.noise import draw_seed, normal_from_seed
+from whvi._kernel.noise import normal_from_seed
 from whvi.functional import noisy_structured_product
+from whvi.sampling import draw_seed
 from whvi.transforms import hadamard_matrix
 
 COUNT = 1 << 21
