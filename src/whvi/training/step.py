@@ -147,9 +147,7 @@ class Stepper:
             to_f, *found = torch.autograd.grad(log_prob, [f, *wanted], slope, allow_unused=True)
             to_kl = torch.full_like(kl, 1 / num_data).mul_(beta)
             by_parameter: dict[Any, Tensor | None] = dict(zip(wanted, found, strict=True))
-            by_parameter |= zip(
-                model.parameters, model.backward(kept, to_f, to_kl)[1:], strict=True
-            )
+            by_parameter |= zip(model.parameters, model.backward(kept, to_f, to_kl), strict=True)
             result = Elbo(num_data * log_prob.mean((-2, -1)), kl, beta)
         return result, [by_parameter[p] if p.requires_grad else None for p in self._parameters]
 
