@@ -193,9 +193,12 @@ class Layout(NamedTuple):
         """Return how the kernel's gradient becomes that of the operand; ``None`` if it is it."""
         made = self.gradient_shape(operand)
         own = [loop for loop, axis in self.loops.items() if axis.strides[operand]]
-        others = [loop for loop in _LOOPS if loop not in own]
-        shared = [loop for loop in others if made[loop] > 1]
-        return Fold(made, shared, (*others, *own, 4)) if shared or own != sorted(own) else None
+        shared = [loop for loop in _LOOPS if loop not in own and made[loop] > 1]
+        if own == sorted(own):
+            return Fold(made, shared, None) if shared else None
+        ones = [loop for loop in _LOOPS if loop not in (*own, *shared)]
+        left = [loop for loop in range(5) if loop not in shared]
+        return Fold(made, shared, tuple(left.index(loop) for loop in (*ones, *own, 4)))
 
     def to_leading(self, noise: Tensor) -> Tensor:
         """Bring noise from the order of the loops to ``(*leading, D)``."""
@@ -212,13 +215,15 @@ class Fold(NamedTuple):
 
     made: Shape
     shared: list[int]
-    order: Shape
+    order: Shape | None  # of the axes that are left; None: as they are
 
     def __call__(self, gradient: Tensor, shape: Shape) -> Tensor:
         """Return the gradient of the operand, of ``shape``."""
         if self.shared:
-            gradient = gradient.sum(self.shared, keepdim=True)
-        return gradient.permute(self.order).reshape(shape)
+            gradient = gradient.sum(self.shared)
+        if self.order is not None:
+            gradient = gradient.permute(self.order)
+        return gradient.reshape(shape)
 
 
 def _merge(views: Views) -> list[_Axis]:

@@ -9,6 +9,7 @@ comes from the gradients of the loss with respect to ``f`` and the KL, which are
 from __future__ import annotations
 
 import contextlib
+import functools
 from typing import Any, final
 
 import torch
@@ -143,13 +144,11 @@ class Stepper:
         wanted = [p for p in state.likelihood.parameters() if p.requires_grad]
         with torch.no_grad():
             size = log_prob.shape[-2] * log_prob.shape[-1]
-            slope = torch.full_like(log_prob, -1 / num_data).mul_(num_data).div_(size)
+            per_value, per_nat = _slopes(num_data, size, beta, kl.dtype)
+            slope, to_kl = per_value.expand_as(log_prob), per_nat.expand_as(kl)
             to_f, *found = torch.autograd.grad(log_prob, [f, *wanted], slope, allow_unused=True)
-            to_kl = torch.full_like(kl, 1 / num_data).mul_(beta)
             by_parameter: dict[Any, Tensor | None] = dict(zip(wanted, found, strict=True))
-            by_parameter |= zip(
-                model.parameters, model.backward(kept, to_f, to_kl)[1:], strict=True
-            )
+            by_parameter |= zip(model.parameters, model.backward(kept, to_f, to_kl), strict=True)
             result = Elbo(num_data * log_prob.mean((-2, -1)), kl, beta)
         return result, [by_parameter[p] if p.requires_grad else None for p in self._parameters]
 
@@ -165,3 +164,10 @@ class Stepper:
     def _named(self, gradients: Gradients) -> list[tuple[str, Tensor]]:
         names = self._state.parameters
         return [(name, g) for name, g in zip(names, gradients, strict=True) if g is not None]
+
+
+@functools.lru_cache(maxsize=8)
+def _slopes(num_data: int, size: int, beta: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Return ``∂ loss / ∂ log p = −1 / size`` and ``∂ loss / ∂ KL``, rounded as by autograd."""
+    per_value = torch.tensor(-1 / num_data, dtype=dtype).mul(num_data).div(size)
+    return per_value, torch.tensor(1 / num_data, dtype=dtype).mul(beta)
