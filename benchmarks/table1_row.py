@@ -22,15 +22,15 @@ from joblib import Parallel, delayed
 
 from benchmarks.machine import describe_machine
 from reproduction.data import CATALOGUE, load_uci
-from reproduction.evaluation import evaluate
-from reproduction.grids import METHODS
+from reproduction.methods import DataSize, Settings
+from reproduction.methods.evaluation import evaluate
+from reproduction.methods.grids import METHODS
 from reproduction.methods.kfac import NoisyKFACMethod
 from reproduction.methods.networks import NetworkMethod
-from reproduction.methods.protocol import DataSize, Settings
-from reproduction.paper import DATASETS
+from reproduction.methods.selection import choose
 from reproduction.runner import Unit, plan_units
-from reproduction.selection import choose
 from reproduction.table1 import chunk_size, expected_cost
+from reproduction.table1.paper import DATASETS
 from whvi.training.memory import keep_freed_memory
 
 TRAINED = [n for n, m in METHODS.items() if isinstance(m, NetworkMethod | NoisyKFACMethod)]

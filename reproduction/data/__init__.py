@@ -1,18 +1,21 @@
-"""Data: the literature's UCI sets, splits, scaling, tables from files, and simulators.
-
-Knows nothing of models. Optional packages (pooch, pandas, scipy) are imported when first needed.
-"""
+"""Data: the literature's UCI sets, splits, scaling, and simulators; nothing of models."""
 
 from reproduction.data.catalogue import CATALOGUE, UCIEntry, catalogue_entry
-from reproduction.data.designs import latin_hypercube_design, sobol_design, uniform_design
 from reproduction.data.fetch import DownloadError
-from reproduction.data.simulators import SIMULATORS, Simulator, simulate
+from reproduction.data.folders import data_folder
+from reproduction.data.simulators import (
+    SIMULATORS,
+    Simulator,
+    latin_hypercube_design,
+    simulate,
+    sobol_design,
+    uniform_design,
+)
 from reproduction.data.splits import (
     Replicas,
     ScaledReplicas,
     Split,
     count_duplicates,
-    k_folds,
     random_splits,
     stack_replicas,
     standardize_replicas,
@@ -32,7 +35,7 @@ __all__ = [
     "UCIEntry",
     "catalogue_entry",
     "count_duplicates",
-    "k_folds",
+    "data_folder",
     "latin_hypercube_design",
     "load_uci",
     "random_splits",

@@ -1,8 +1,8 @@
 r"""Formulas of computer experiments: rows of inputs ``(..., d)`` to outputs ``(...)``, float64.
 
-Units and ranges of the inputs are in :data:`reproduction.data.simulators.SIMULATORS`. Formulas follow the
-papers named beside them, as collected by S. Surjanovic and D. Bingham in the *Virtual Library of
-Simulation Experiments*.
+Units and ranges of the inputs are in :data:`reproduction.data.simulators.SIMULATORS`. Formulas
+follow the papers named beside them, as collected by S. Surjanovic and D. Bingham in the *Virtual
+Library of Simulation Experiments*.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def _columns(x: Array) -> tuple[Array, ...]:
     return tuple(np.moveaxis(x, -1, 0))
 
 
-# Engineering models --------------------
+# Engineering models
 
 
 def borehole(x: Array) -> Array:
@@ -87,7 +87,7 @@ def wing_weight(x: Array) -> Array:
     return weight
 
 
-# Functions for screening and sensitivity analysis --------------------
+# Functions for screening and sensitivity analysis
 
 
 def friedman(x: Array) -> Array:
@@ -113,7 +113,7 @@ def sobol_g(x: Array) -> Array:
     return result
 
 
-# Test functions of optimisation and interpolation --------------------
+# Test functions of optimisation and interpolation
 
 
 def branin(x: Array) -> Array:

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import numpy as np
 from numpy import pi
+from scipy.stats import qmc
 
 from reproduction.data import formulas
-from reproduction.data.designs import DESIGNS, design_generator
+from whvi._checks import check_positive_int
 from whvi.errors import ConfigError, ShapeError
 
 if TYPE_CHECKING:
@@ -26,6 +27,57 @@ if TYPE_CHECKING:
 
 
 _T = TypeVar("_T")
+
+
+# Space-filling designs on the unit cube, deterministic in the seed
+
+
+def sobol_design(num_points: int, num_inputs: int, seed: int) -> Array:
+    """Return scrambled Sobol' points in [0, 1), shape ``(num_points, num_inputs)``.
+
+    Any number of points may be asked for: they are the first ones of a sequence whose length is
+    the next power of two, so a longer design with the same seed begins with the shorter one.
+    """
+    generator = _design_generator(num_points, num_inputs, seed)
+    sampler = qmc.Sobol(num_inputs, scramble=True, seed=generator)
+    points: Array = sampler.random_base2((num_points - 1).bit_length())
+    return points[:num_points]
+
+
+def latin_hypercube_design(num_points: int, num_inputs: int, seed: int) -> Array:
+    """Return a Latin hypercube in [0, 1): each input has one point in each of N equal slices."""
+    generator = _design_generator(num_points, num_inputs, seed)
+    points: Array = qmc.LatinHypercube(num_inputs, seed=generator).random(num_points)
+    return points
+
+
+def uniform_design(num_points: int, num_inputs: int, seed: int) -> Array:
+    """Return independent uniform points in [0, 1): the baseline of the other two."""
+    return _design_generator(num_points, num_inputs, seed).random((num_points, num_inputs))
+
+
+DESIGNS = MappingProxyType(
+    {
+        "sobol": sobol_design,
+        "latin_hypercube": latin_hypercube_design,
+        "uniform": uniform_design,
+    }
+)
+
+
+def _design_generator(num_points: int, num_inputs: int, seed: int) -> np.random.Generator:
+    check_positive_int("num_points", num_points)
+    check_positive_int("num_inputs", num_inputs)
+    return _generator(seed)
+
+
+def _generator(*entropy: int) -> np.random.Generator:
+    if any(isinstance(part, bool) or part < 0 for part in entropy):
+        raise ConfigError(f"seed must be an integer that is not negative, got {entropy[0]}")
+    return np.random.default_rng(entropy)
+
+
+# Simulators
 
 
 class InputRange(NamedTuple):
@@ -102,7 +154,7 @@ def simulate(
     if not 0 <= noise_std < np.inf:
         raise ConfigError(f"noise_std must be finite and not negative, got {noise_std!r}")
     x = simulator.from_unit_cube(draw(num_points, simulator.num_inputs, seed))
-    noise = design_generator(seed, 1).standard_normal(num_points)
+    noise = _generator(seed, 1).standard_normal(num_points)
     return x, simulator(x) + noise_std * noise
 
 

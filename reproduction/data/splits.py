@@ -62,18 +62,6 @@ def train_validation_split(num_rows: int, fraction: float, seed: int) -> Split:
     return _cut(_permutation(num_rows, seed), num_validation)
 
 
-def k_folds(num_rows: int, num_folds: int, seed: int) -> tuple[Split, ...]:
-    """Divide the rows into folds whose sizes differ by at most one; each is the test part once."""
-    check_positive_int("num_rows", num_rows)
-    check_positive_int("num_folds", num_folds)
-    if not 2 <= num_folds <= num_rows:
-        raise ConfigError(f"num_folds must be in 2 … {num_rows} (the rows), got {num_folds}")
-    folds = np.array_split(_permutation(num_rows, seed), num_folds)
-    return tuple(
-        Split(np.concatenate([*folds[:k], *folds[k + 1 :]]), folds[k]) for k in range(num_folds)
-    )
-
-
 def count_duplicates(x_train: ArrayLike, x_test: ArrayLike) -> int:
     """Count the test rows that also stand, number for number, among the training rows.
 
@@ -97,7 +85,7 @@ def stack_replicas(x: ArrayLike, y: ArrayLike, splits: Sequence[Split]) -> Repli
         splits: R pairs of row numbers; all training parts of one size, all test parts too.
 
     Returns:
-        Copies in the units of the table; :func:`reproduction.data.standardize_replicas` scales them.
+        Copies in the units of the table; :func:`standardize_replicas` scales them.
     """
     x, y = np.asarray(x, dtype=np.float64), np.asarray(y, dtype=np.float64)
     if x.ndim != 2 or y.shape != x.shape[:1]:

@@ -11,15 +11,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from reproduction.data.catalogue import BASE_URL, COMMIT, REPOSITORY, UCIEntry, catalogue_entry
-from reproduction.data.fetch import fetch_files
+from reproduction.data.catalogue import BASE_URL, COMMIT, UCIEntry, catalogue_entry
+from reproduction.data.fetch import default_cache, fetch_files
+from reproduction.data.folders import data_folder, data_root
 from reproduction.data.splits import Split
 from whvi.errors import DataError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-ROOT_VARIABLE = "WHVI_DATA"
+_KIND = "UCI_Datasets"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -47,43 +48,30 @@ def load_uci(
     *,
     cache: str | os.PathLike[str] | None = None,
     base_url: str = BASE_URL,
-    progress: bool = False,
 ) -> UCIDataset:
     """Load a UCI set from a folder, or download it once into a cache.
 
-    The folder is ``root``, else the one named by the environment variable ``WHVI_DATA``, else a
-    cache that missing files are downloaded into. Whichever it is, every file is checked against
-    its SHA-256 before it is used.
+    The files are in ``UCI_Datasets`` below ``root``, else below the folder that the environment
+    variable ``WHVI_DATA`` names, else in a cache that missing files are downloaded into. Every file
+    is checked against its SHA-256 before it is used.
 
     Args:
         name: boston, concrete, energy, kin8nm, naval, powerplant, protein or yacht.
-        root: Folder ``UCI_Datasets`` of the public repository, or the folder that holds it.
-        cache: Where downloads are kept; by default the user's cache folder.
+        root: Folder that holds ``UCI_Datasets``.
+        cache: Where downloads are kept, laid out like ``root``; by default the user's cache folder.
         base_url: Where downloads come from.
-        progress: Show a progress bar while downloading.
 
     Raises:
         ConfigError: There is no such set.
         DataError: A file is missing or damaged, or cannot be downloaded.
     """
     entry = catalogue_entry(name)
-    root = root or os.environ.get(ROOT_VARIABLE) or None
-    if root is None:
-        folder = fetch_files(entry.files(), base_url=base_url, cache=cache, progress=progress)
+    if data_root(root) is None:
+        folder = (default_cache() if cache is None else Path(cache)) / _KIND
+        fetch_files(entry.files(), folder, base_url=base_url)
     else:
-        folder = _dataset_folder(Path(root), entry)
+        folder = data_folder(_KIND, root)
     return _read(entry, folder)
-
-
-def _dataset_folder(root: Path, entry: UCIEntry) -> Path:
-    for folder in (root, root / "UCI_Datasets"):
-        if (folder / entry.folder).is_dir():
-            return folder
-    raise DataError(
-        f"{root} has no folder {entry.folder!r}; root= or {ROOT_VARIABLE} must name the folder "
-        f"UCI_Datasets of the repository {REPOSITORY} at commit {COMMIT} "
-        f"(unset both to download it)"
-    )
 
 
 def _read(entry: UCIEntry, folder: Path) -> UCIDataset:

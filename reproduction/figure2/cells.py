@@ -9,13 +9,20 @@ other half.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
-from whvi.errors import ConfigError
 from whvi.gp.bases import Basis, ColumnBasis, FourierBasis, SpectrumBasis
 from whvi.gp.inducing import InducingBasis
 
-METHODS = ("whvi", "fourier", "sparse-spectrum", "sparse-gp")
+_BASES: dict[str, Callable[[int, int], Basis]] = {
+    "whvi": ColumnBasis,
+    "fourier": FourierBasis,
+    "sparse-spectrum": SpectrumBasis,
+    "sparse-gp": InducingBasis,
+}
+METHODS = tuple(_BASES)
 DATASETS = ("borehole", "robot_arm", "piston", "otl_circuit", "friedman")
 SIDES = {"diagonal": (8, 16, 32, 64, 128), "full": (8, 16, 32, 64)}
 QUICK_SIDES = {"diagonal": (8, 16), "full": (8, 16)}
@@ -57,13 +64,7 @@ class Cell:
         return basis.num_parameters(self.covariance, count_inducing=self.count_inducing)
 
     def _of_size(self, num_inputs: int, size: int) -> Basis:
-        if self.method == "fourier":
-            return FourierBasis(num_inputs, size)
-        if self.method == "sparse-spectrum":
-            return SpectrumBasis(num_inputs, size)
-        if self.method == "sparse-gp":
-            return InducingBasis(num_inputs, size)
-        raise ConfigError(f"there is no method {self.method!r}; choose from {', '.join(METHODS)}")
+        return _BASES[self.method](num_inputs, size)
 
 
 UNCOUNTED = "uncounted"
@@ -73,3 +74,15 @@ CELLS = tuple(
     for method in METHODS
     for count_inducing in ((True, False) if method == "sparse-gp" else (True,))
 )
+LABELS = {
+    "whvi": "WHVI",
+    "fourier": "Fourier features",
+    "sparse-spectrum": "sparse spectrum",
+    "sparse-gp": "sparse GP",
+    "sparse-gp/uncounted": "sparse GP, locations not counted",
+}
+
+
+def label(row: Mapping[str, Any]) -> str:
+    """Name the curve of a row of the summary for a reader."""
+    return LABELS[row["method"] if row["count_inducing"] else f"{row['method']}/{UNCOUNTED}"]

@@ -9,14 +9,14 @@ from typing import final
 import torch
 from torch import Tensor
 
-from reproduction.methods.parts import make_noise, train_finite
-from reproduction.methods.protocol import DataSize, Settings
-from reproduction.noisy_kfac import (
+from reproduction.methods import DataSize, Settings
+from reproduction.methods.noisy_kfac import (
     MatrixGaussianNetwork,
     NoisyKFACConfig,
     fit_noisy_kfac,
     forward,
 )
+from reproduction.methods.parts import make_noise, train_finite
 from whvi.likelihoods import Likelihood
 from whvi.predictive import Predictive
 from whvi.training.seeds import seeded_generator
@@ -27,7 +27,7 @@ _VALUES_AT_ONCE = 1 << 23  # of a hidden layer in prediction: 32 MB
 @final
 @dataclass(frozen=True)
 class NoisyKFACMethod:
-    """Networks trained by :func:`reproduction.noisy_kfac.fit_noisy_kfac`."""
+    """Networks trained by :func:`reproduction.methods.noisy_kfac.fit_noisy_kfac`."""
 
     candidates: Callable[[DataSize], tuple[Settings, ...]]
     name: str = "noisy-kfac"

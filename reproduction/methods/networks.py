@@ -17,6 +17,7 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
+from reproduction.methods import DataSize, Settings
 from reproduction.methods.parts import (
     NormalScores,
     PointLinear,
@@ -24,7 +25,6 @@ from reproduction.methods.parts import (
     make_noise,
     train_finite,
 )
-from reproduction.methods.protocol import DataSize, Settings
 from whvi.errors import ConfigError
 from whvi.functions import draw_functions
 from whvi.layers import MCDropout, MeanFieldLinear, WHVILinear

@@ -9,7 +9,7 @@ from typing import Any, TypeVar, final
 import torch
 from torch import Tensor, nn
 
-from reproduction.methods.protocol import Settings
+from reproduction.methods import Settings
 from whvi.errors import NumericalError
 from whvi.layers.protocol import BayesianLayer
 from whvi.likelihoods import (

@@ -1,4 +1,4 @@
-"""Tree ensembles of scikit-learn, for honesty: what a practitioner would take instead.
+"""Tree ensembles of scikit-learn: what a practitioner would take instead.
 
 They give a mean only. Their predictive is one Gaussian of unit variance (standardised), which the
 factor fitted on held-out rows turns into a Gaussian of the held-out residual variance.
@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from typing import Any, final
 
 import torch
+from sklearn.ensemble import ExtraTreesRegressor, HistGradientBoostingRegressor
 from torch import Tensor
 
-from reproduction.methods.protocol import DataSize, Settings
-from whvi.errors import MissingDependencyError
+from reproduction.methods import DataSize, Settings
 from whvi.predictive import Predictive
 
 
@@ -47,7 +47,8 @@ class TreeMethod:
     def fit(self, settings: Sequence[Settings], x: Tensor, y: Tensor, *, seed: int) -> FittedTrees:
         """Fit R ensembles, one after the other."""
         estimators = [
-            _estimator(self.name, options, seed + r) for r, options in enumerate(settings)
+            _KINDS[self.name](**options, random_state=seed + r)
+            for r, options in enumerate(settings)
         ]
         for estimator, rows, target in zip(estimators, x.numpy(), y.numpy(), strict=True):
             estimator.fit(rows, target)
@@ -77,15 +78,7 @@ class FittedTrees:
         return Predictive.gaussian(loc, torch.ones_like(loc), batch_dims=1)
 
 
-def _estimator(name: str, settings: Settings, seed: int) -> Any:
-    try:
-        from sklearn.ensemble import ExtraTreesRegressor, HistGradientBoostingRegressor
-    except ImportError as error:
-        raise MissingDependencyError(
-            "the tree baselines need scikit-learn: pip install 'whvi[experiments]'"
-        ) from error
-    kinds = {
-        "extra-trees": ExtraTreesRegressor,
-        "hist-gradient-boosting": HistGradientBoostingRegressor,
-    }
-    return kinds[name](**settings, random_state=seed)
+_KINDS = {
+    "extra-trees": ExtraTreesRegressor,
+    "hist-gradient-boosting": HistGradientBoostingRegressor,
+}

@@ -6,13 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from reproduction.figure2 import reproduce_figure2
+from reproduction.__main__ import main
+from reproduction.figure2 import plan_figure2
 from reproduction.figure2.cells import CELLS, DATASETS, Cell
 from reproduction.figure2.report import geometric_means, markdown, summarise
-from reproduction.figure2.run import main, plan_figure2
-from whvi.errors import ConfigError
-
-pytest.importorskip("scipy")
 
 ROW_FIELDS = {
     *("dataset", "method", "covariance", "count_inducing", "num_parameters"),
@@ -94,13 +91,13 @@ def test_the_report_averages_seeds_and_says_who_wins() -> None:
     assert means["diagonal", 8, "sparse GP, locations not counted"] == pytest.approx(0.2)
     part = summarise([*records, record(Cell("fourier", "diagonal"), "piston", 8, 0, 0.1)])
     assert ("diagonal", 8, "Fourier features") not in geometric_means(part)  # one set is missing
-    page = markdown(rows, with_figures=False, quick=False)
+    page = markdown(rows, quick=False)
     assert "WHVI on borehole; sparse GP, locations not counted on piston" in page
 
 
 def test_a_quick_run_writes_records_once(tmp_path: Path) -> None:
-    options = ["--quick", "--methods", "whvi", "fourier", "--data", "friedman", "--no-progress"]
-    assert main([*options, "--output", str(tmp_path)]) == 0
+    options = ["figure2", "--quick", "--data", "friedman", "--no-progress", "-o", str(tmp_path)]
+    assert main([*options, "--methods", "whvi", "fourier"]) == 0
     rows = json.loads((tmp_path / "summary.json").read_text())
     assert {(row["method"], row["covariance"]) for row in rows} == {
         (m, c) for m in ("whvi", "fourier") for c in ("diagonal", "full")
@@ -117,12 +114,5 @@ def test_a_quick_run_writes_records_once(tmp_path: Path) -> None:
     for name in ("figure2.png", "figure2.svg", "figure2-time.png", "figure2-time.svg"):
         assert (tmp_path / name).stat().st_size > 1000
     records = (tmp_path / "records.jsonl").read_bytes()
-    reproduce_figure2(tmp_path, quick=True, methods=["whvi"], data=["friedman"])
+    assert main([*options, "--methods", "whvi"]) == 0
     assert (tmp_path / "records.jsonl").read_bytes() == records
-
-
-def test_wrong_names(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(ConfigError, match="no method 'magic'"):
-        reproduce_figure2(tmp_path, methods=["magic"])
-    assert main(["--data", "mars", "--output", str(tmp_path)]) == 2
-    assert capsys.readouterr().err.startswith("error: there is no data set 'mars'")

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reproduction.data import Split, count_duplicates, k_folds, random_splits, stack_replicas
+from reproduction.data import Split, count_duplicates, random_splits, stack_replicas
 from reproduction.data import train_validation_split as inner_split
 from whvi.errors import ConfigError, DataError, ShapeError
 
@@ -43,19 +43,6 @@ def test_inner_split_is_a_partition(num_rows, fraction, seed):
     assert_partition(inner_split(num_rows, fraction, seed), num_rows)
 
 
-@settings(max_examples=50, deadline=None)
-@given(st.data(), rows, seeds)
-def test_folds_test_every_row_once(data, num_rows, seed):
-    num_folds = data.draw(st.integers(2, min(num_rows, 20)))
-    folds = k_folds(num_rows, num_folds, seed)
-    for fold in folds:
-        assert_partition(fold, num_rows)
-    tested = np.sort(np.concatenate([fold.test for fold in folds]))
-    np.testing.assert_array_equal(tested, np.arange(num_rows))
-    sizes = [len(fold.test) for fold in folds]
-    assert max(sizes) - min(sizes) <= 1
-
-
 def test_ninety_ten():
     train, test = random_splits(506, 1, 0)[0]
     assert (len(train), len(test)) == (455, 51)
@@ -90,8 +77,6 @@ def test_frozen_example_guards_published_results():
         (lambda: random_splits(10, 1, 0, test_fraction=0.0), ConfigError),
         (lambda: random_splits(10, 1, 0, test_fraction=1.0), ConfigError),
         (lambda: random_splits(10, 1, 0, test_fraction=float("nan")), ConfigError),
-        (lambda: k_folds(3, 4, 0), ConfigError),
-        (lambda: k_folds(3, 1, 0), ConfigError),
         (lambda: inner_split(10, 2.0, 0), ConfigError),
     ],
 )
@@ -137,8 +122,9 @@ def test_stacked_replicas_are_the_rows_of_each_split():
 
 def test_replicas_refuse_what_cannot_be_stacked():
     x, y = np.ones((10, 2)), np.ones(10)
+    unequal = [Split(np.arange(size), np.array([9])) for size in (6, 7)]
     with pytest.raises(ShapeError, match=r"parts of \[6, 7\] rows"):
-        stack_replicas(x, y, k_folds(10, 3, 0))
+        stack_replicas(x, y, unequal)
     with pytest.raises(DataError, match=r"rows 0 … 19, the table has 0 … 9"):
         stack_replicas(x, y, random_splits(20, 8, 0))
     with pytest.raises(DataError, match="rows -1"):
