@@ -221,7 +221,7 @@ FAULTS = {
 def pytest_configure(config: pytest.Config) -> None:
     """As a plugin: plant the fault that the environment names, before tests are collected."""
     import whvi
-    import whvi.tabular.scaling
+    import whvi.tabular.inputs
     import whvi.training.step  # noqa: F401
 
     if name := os.environ.get(VARIABLE):

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from whvi.tabular.reading import numeric_columns, read_table
 from whvi.errors import ConfigError, DataError, MissingDependencyError
+from whvi.tabular.reading import numeric_columns, read_table
 
 pd = pytest.importorskip("pandas")
 

@@ -14,7 +14,7 @@ from whvi._kernel.backend import kernel
 from whvi.functions import batch_shape_of
 from whvi.layers.linear import MeanFieldLinear, WHVILinear
 from whvi.sampling import LocalReparameterization, sampling
-from whvi.tabular.networks import sine_network
+from whvi.tabular.networks import build_network
 from whvi.training.compiled import Chain
 
 needs_kernel = pytest.mark.skipif(kernel is None, reason="a chain needs the compiled kernel")
@@ -58,7 +58,7 @@ def test_same_values_and_gradients_as_the_layers_with_many_outputs(
 @pytest.mark.parametrize("batch_shape", [(), (3,)])
 @pytest.mark.parametrize("sizes", [(5, (16, 8), 1), (13, (32,), 2), (40, (32, 64), 1)])
 def test_same_values_and_gradients_as_the_layers_with_sines(sizes, batch_shape, dtype) -> None:
-    model = sine_network(*sizes, batch_shape=batch_shape).to(dtype)
+    model = build_network(*sizes, features="sine", batch_shape=batch_shape).to(dtype)
     compare_with_the_layers(model, sizes[0])
 
 

@@ -18,6 +18,7 @@ from whvi.likelihoods.gaussian import Gaussian, HeteroscedasticGaussian
 from whvi.likelihoods.labels import Bernoulli, Categorical
 from whvi.likelihoods.poisson import Poisson
 from whvi.likelihoods.student_t import StudentT
+from whvi.likelihoods.tempered import TemperedLikelihood
 
 __all__ = [
     "BalancedGradients",
@@ -28,4 +29,5 @@ __all__ = [
     "Likelihood",
     "Poisson",
     "StudentT",
+    "TemperedLikelihood",
 ]

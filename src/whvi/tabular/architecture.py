@@ -22,8 +22,7 @@ from whvi.likelihoods import (
     Poisson,
     StudentT,
 )
-from whvi.models.mlp import mlp
-from whvi.tabular.networks import sine_network
+from whvi.tabular.networks import build_network
 
 _LIKELIHOODS: dict[str, Callable[..., Likelihood]] = {
     "gaussian": Gaussian,
@@ -72,12 +71,14 @@ class Architecture:
         """Make untrained networks and their likelihood, as R replicas."""
         batch_shape = (self.members,)
         likelihood = self._likelihood(batch_shape)
-        widths = (self.in_features, self.hidden, likelihood.num_features)
-        if self.sine:
-            model = sine_network(*widths, posterior=self.posterior, batch_shape=batch_shape)
-        else:
-            layer = partial(WHVILinear, posterior=self.posterior)
-            model = mlp(*widths, layer=layer, batch_shape=batch_shape)
+        model = build_network(
+            self.in_features,
+            self.hidden,
+            likelihood.num_features,
+            features="sine" if self.sine else "relu",
+            layer=partial(WHVILinear, posterior=self.posterior),
+            batch_shape=batch_shape,
+        )
         return model, likelihood
 
     def _likelihood(self, batch_shape: tuple[int, ...]) -> Likelihood:

@@ -25,17 +25,18 @@ from whvi.layers.protocol import kl_per_layer
 from whvi.predictive import Predictive
 from whvi.tabular.architecture import Architecture
 from whvi.tabular.calibration import calibrate
-from whvi.tabular.ensemble import Ensemble, Session, Trained, by_row, train_ensemble
+from whvi.tabular.ensemble import Ensemble, by_row
+from whvi.tabular.inputs import Standardizer
 from whvi.tabular.modelfile import ModelFile, read_model_file, write_model_file
 from whvi.tabular.plan import Plan, plan_for
-from whvi.tabular.preprocessing import Inputs
 from whvi.tabular.schema import learn_schema
 from whvi.tabular.storage import content_of, restored
 from whvi.tabular.tables import as_table
+from whvi.tabular.training import Session, Trained, train_ensemble
 from whvi.training.history import History, StepRecord
 from whvi.training.memory import keep_freed_memory
 
-_WORTH_A_HEAD = 0.05
+_MIN_NLL_GAIN = 0.05
 """Nats per held-out row by which a later candidate must win: a second head costs the first one."""
 
 _ROW_MULTIPLE = 64
@@ -92,8 +93,8 @@ class WHVIEstimator(BaseEstimator, ABC):  # type: ignore[misc]  # scikit-learn h
             table, named=named, target_names=target_names, impute=self.imputer is not None
         )
         encoded = schema.encode(table)
-        inputs = Inputs.fit(encoded)
-        x = inputs.transform(encoded, self.device)
+        scaling = Standardizer.fit(encoded)
+        x = scaling.network_inputs(encoded, self.device)
         targets = targets.to(self.device)
         plan = plan_for(
             len(x),
@@ -106,7 +107,7 @@ class WHVIEstimator(BaseEstimator, ABC):  # type: ignore[misc]  # scikit-learn h
         session = Session(folder, tuple(callbacks), self.verbose > 0)
         best = self._best_candidate(x, targets, num_outputs, plan, seed, session)
         mnll, self._architecture, trained, self.noise_factor_ = best
-        self.schema_, self._inputs = schema, inputs
+        self.schema_, self._scaling = schema, scaling
         self._adopt(trained.ensemble, trained.history)
         self.training_summary_ = {
             **_summary(trained, plan, len(x)),
@@ -138,7 +139,7 @@ class WHVIEstimator(BaseEstimator, ABC):  # type: ignore[misc]  # scikit-learn h
             self.candidates_.append(
                 {"likelihood": likelihood, "validation_mnll": _json(mnll), "seconds": seconds}
             )
-            if best is None or mnll < best.mnll - _WORTH_A_HEAD:
+            if best is None or mnll < best.mnll - _MIN_NLL_GAIN:
                 best = _Fitted(mnll, architecture, trained, factor)
         assert best is not None  # there is at least one candidate
         return best
@@ -193,7 +194,7 @@ class WHVIEstimator(BaseEstimator, ABC):  # type: ignore[misc]  # scikit-learn h
         check_is_fitted(self, "model_")
         keep_freed_memory()
         table, _ = self._table(X, reset=False)
-        return self._inputs.transform(self.schema_.encode(table), self._device)
+        return self._scaling.network_inputs(self.schema_.encode(table), self._device)
 
     @property
     def _device(self) -> torch.device:

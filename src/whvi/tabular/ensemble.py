@@ -1,43 +1,21 @@
-"""An ensemble of networks as replicas of one: how it is trained, and how it predicts."""
+"""An ensemble of networks as replicas of one, and how it predicts."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import NamedTuple, final
+from typing import final
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from whvi.errors import NumericalError
 from whvi.functions import draw_functions
 from whvi.layers.linear import RandomLinear
-from whvi.likelihoods import BalancedGradients, HeteroscedasticGaussian, Likelihood
+from whvi.likelihoods import Likelihood
 from whvi.predictive import Predictive
-from whvi.tabular.folds import Folds, common_fold, rotating_folds
-from whvi.tabular.networks import reset_network
-from whvi.tabular.plan import Plan
-from whvi.training import fit
-from whvi.training.history import History, StepRecord
 from whvi.training.seeds import seeded_generator
 
 _VALUES_AT_ONCE = 1 << 19  # of a hidden layer in prediction: they stay in the cache
 _BLOCK = 1 << 23  # function values per pass over the rows: bounds the memory of a prediction
-_LEARNING_RATE_FACTORS = (1.0, 0.3, 0.1)  # tried in turn if training leaves the finite numbers
-
-
-class Session(NamedTuple):
-    """What a fit may do besides fitting: go on from checkpoints, call back, show its progress."""
-
-    checkpoint: Path | None = None
-    callbacks: Sequence[Callable[[StepRecord], None]] = ()
-    progress: bool = False
-
-    def within(self, name: str) -> Session:
-        """Return the same with the checkpoints in a subfolder."""
-        return self if self.checkpoint is None else self._replace(checkpoint=self.checkpoint / name)
 
 
 @final
@@ -109,62 +87,3 @@ def by_row(predictive: Predictive) -> Predictive:
         return predictive
     loc, scale = (part.movedim(0, -1).contiguous().movedim(-1, 0) for part in found)
     return Predictive.gaussian(loc, scale)
-
-
-class Trained(NamedTuple):
-    """A trained ensemble, the record of its training, and which rows it left out."""
-
-    ensemble: Ensemble
-    history: History
-    folds: Folds
-
-
-def folds_of(plan: Plan, num_rows: int, seed: int) -> Folds:
-    """Choose the rows that members leave out."""
-    if plan.rotate:
-        return rotating_folds(num_rows, plan.members, plan.validation_fraction, seed)
-    return common_fold(num_rows, plan.validation_fraction, seed)
-
-
-def train_ensemble(
-    build: Callable[[], tuple[nn.Sequential, Likelihood]],
-    x: Tensor,
-    y: Tensor,
-    plan: Plan,
-    *,
-    num_draws: int,
-    seed: int,
-    session: Session,
-) -> Trained:
-    """Train the networks that ``build`` makes on ``x (N, in)`` and ``y (N, out)``.
-
-    Should the objective leave the finite numbers, training begins again with a smaller rate.
-    """
-    folds = folds_of(plan, len(x), seed)
-    for attempt, factor in enumerate(_LEARNING_RATE_FACTORS):
-        model, likelihood = build()
-        reset_network(model, seeded_generator("start", seed))
-        trained_by = likelihood
-        if isinstance(likelihood, HeteroscedasticGaussian):
-            trained_by = BalancedGradients(likelihood)
-        folder = session.within(f"attempt-{attempt}").checkpoint
-        try:
-            history = fit(
-                model,
-                trained_by,
-                (x[folds.train], y[folds.train]),
-                config=plan.fit_config(seed, factor=factor),
-                validation=None
-                if folds.held_out is None
-                else (x[folds.held_out], y[folds.held_out]),
-                callbacks=session.callbacks,
-                checkpoint=None if folder is None else os.fspath(folder),
-                progress=session.progress,
-            )
-        except NumericalError:
-            if factor == _LEARNING_RATE_FACTORS[-1]:
-                raise
-            continue
-        ensemble = Ensemble(model, likelihood, num_draws=num_draws, seed=seed)
-        return Trained(ensemble, history, folds)
-    raise AssertionError("unreachable")

@@ -1,47 +1,85 @@
-"""Networks for tables: structured layers on the columns, narrow and plain or wide with sines."""
+"""The networks of tables: structured layers on the columns, plain or with sine features."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from whvi._checks import check_positive_int
-from whvi.layers import MeanFieldLinear, WHVILinear
-from whvi.layers.sines import Sine, Tile
-from whvi.models.mlp import mlp
+from whvi.errors import ConfigError
+from whvi.layers import MCDropout, MeanFieldLinear, WHVILinear
+from whvi.layers.protocol import bayesian_layers
+from whvi.layers.sines import Sine, Tile, spread_frequencies
+from whvi.layers.structured import StructuredWeight
+from whvi.models.mlp import LayerFactory
+
+FEATURES = ("relu", "sine", "laplace")
+_LAPLACE_SCALE = 0.25  # from 0.1 to 1 it makes little difference
 
 
-def sine_network(
+def build_network(
     in_features: int,
-    hidden: Sequence[int],
+    widths: Sequence[int],
     out_features: int = 1,
     *,
-    posterior: str = "diagonal",
+    features: str = "relu",
+    layer: LayerFactory = WHVILinear,
+    last_layer: LayerFactory = MeanFieldLinear,
+    dropout: float | Tensor | None = None,
     batch_shape: tuple[int, ...] = (),
 ) -> nn.Sequential:
-    """Build a perceptron whose first layer is a sine of full-width structured features.
-
-    The inputs are tiled up to the first width, so that ``W x`` is one structured block: Fastfood
-    features with learned frequencies. The layers after it are those of :func:`whvi.mlp`.
+    r"""Build ``f(x) = W_L φ(… φ(W_2 φ_1(W_1 x)))`` with ``φ = ReLU`` and a choice of ``φ_1``.
 
     Args:
-        in_features, hidden, out_features: Widths, from input to output; one hidden layer or more.
-        posterior: Of ``g`` in the structured layers.
+        in_features, widths, out_features: From input to output; one hidden layer or more.
+        features: ``"relu"``: the paper's network. ``"sine"``: ``φ_1 = √2 sin`` of one structured
+            block over inputs that are tiled up to the first width, which are Fastfood features
+            with learned frequencies. ``"laplace"``: the same of stacked blocks, whose frequencies
+            :func:`reset_network` spreads as those of a Laplace kernel.
+        layer, last_layer: Build the hidden layers and the last one.
+        dropout: Rate after every hidden layer, or one per replica; ``None``: no dropout.
         batch_shape: ``(R,)`` for R independent networks in one.
     """
-    check_positive_int("the number of hidden layers", len(hidden))
-    layer = partial(WHVILinear, posterior=posterior)
-    width = hidden[0]
-    rest = mlp(width, hidden[1:], out_features, layer=layer, batch_shape=batch_shape)
-    first = layer(max(width, in_features), width, batch_shape=batch_shape)
-    return nn.Sequential(Tile(in_features, max(width, in_features)), first, Sine(), *rest)
+    _check_features(features)
+    check_positive_int("the number of hidden layers", len(widths))
+    place: Any = {"batch_shape": batch_shape, "device": None, "dtype": None}
+    modules: list[nn.Module] = []
+    before = in_features
+    if features == "sine":
+        before = max(widths[0], in_features)
+        modules.append(Tile(in_features, before))
+    for k, width in enumerate(widths):
+        modules.append(layer(before, width, **place))
+        modules.append(Sine() if features != "relu" and k == 0 else nn.ReLU())
+        if dropout is not None:
+            modules.append(MCDropout(dropout, batch_shape=batch_shape))
+        before = width
+    modules.append(last_layer(before, out_features, **place))
+    return nn.Sequential(*modules)
 
 
-def reset_network(model: nn.Module, generator: torch.Generator) -> None:
-    """Draw the starting point of every layer anew from ``generator``."""
-    for layer in model.modules():
-        if isinstance(layer, WHVILinear | MeanFieldLinear):
-            layer.reset_parameters(generator=generator)
+def reset_network(model: nn.Module, generator: torch.Generator, *, features: str = "relu") -> None:
+    """Draw the starting point of every layer from ``generator``, in the order of the layers.
+
+    Args:
+        model: From :func:`build_network`.
+        generator: The only source of randomness.
+        features: As the network was built; ``"laplace"`` spreads the frequencies of layer one.
+    """
+    _check_features(features)
+    layers = [each for each in bayesian_layers(model) if not isinstance(each, MCDropout)]
+    for layer in layers:
+        layer.reset_parameters(generator=generator)  # type: ignore[operator]  # a module's method
+    if features == "laplace":
+        first = layers[0].weight
+        if not isinstance(first, StructuredWeight):
+            raise ConfigError("Laplace features need structured layers")
+        spread_frequencies(first, scale=_LAPLACE_SCALE, generator=generator)
+
+
+def _check_features(features: str) -> None:
+    if features not in FEATURES:
+        raise ConfigError(f"features must be one of {', '.join(FEATURES)}, got {features!r}")

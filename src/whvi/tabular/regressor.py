@@ -17,8 +17,8 @@ from whvi.errors import ConfigError, DataError
 from whvi.likelihoods import Likelihood
 from whvi.tabular.architecture import REGRESSION_LIKELIHOODS
 from whvi.tabular.base import Callback, WHVIEstimator
+from whvi.tabular.inputs import Standardizer
 from whvi.tabular.plan import FEW_ROWS
-from whvi.tabular.scaling import Standardizer
 from whvi.tabular.tables import regression_targets
 
 

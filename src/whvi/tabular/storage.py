@@ -14,8 +14,8 @@ from whvi._checks import check_positive_int
 from whvi.errors import ModelFileError, WhviError
 from whvi.tabular.architecture import Architecture
 from whvi.tabular.ensemble import Ensemble
+from whvi.tabular.inputs import Standardizer
 from whvi.tabular.modelfile import ModelFile
-from whvi.tabular.preprocessing import Inputs
 from whvi.tabular.schema import TableSchema
 from whvi.training.history import History
 
@@ -38,7 +38,9 @@ def content_of(estimator: WHVIEstimator) -> ModelFile:
     tensors: dict[str, Tensor] = {}
     for name, module in (("model", ensemble.model), ("likelihood", ensemble.likelihood)):
         tensors |= {f"{name}.{key}": value for key, value in module.state_dict().items()}
-    tensors |= {f"inputs.{key}": value for key, value in estimator._inputs.tensors().items()}
+    scaling = estimator._scaling
+    tensors["inputs.mean"] = torch.as_tensor(scaling.mean)
+    tensors["inputs.scale"] = torch.as_tensor(scaling.scale)
     document = {
         "estimator": type(estimator).__name__,
         "parameters": {k: _plain(v) for k, v in estimator.get_params(deep=False).items()},
@@ -86,7 +88,7 @@ def _restored(
     fields = document["architecture"]
     architecture = Architecture(**{**fields, "hidden": tuple(fields["hidden"])})
     schema = TableSchema.from_dict(document["schema"])
-    inputs = Inputs.from_tensors(_inputs(tensors, architecture, schema))
+    scaling = _scaling(tensors, architecture, schema)
     others = [k for k in tensors if k.split(".")[0] not in ("model", "likelihood", "inputs")]
     if others:
         raise ModelFileError(f"unknown tensors: {others[:3]}")
@@ -95,7 +97,7 @@ def _restored(
     check_positive_int("num_draws", draws["num_draws"])
     if draws["num_draws"] > 1_000_000:
         raise ModelFileError(f"the file asks for {draws['num_draws']} draws")
-    estimator._architecture, estimator._inputs, estimator.schema_ = architecture, inputs, schema
+    estimator._architecture, estimator._scaling, estimator.schema_ = architecture, scaling, schema
     for attribute in _SUMMARIES:
         setattr(estimator, attribute, training[attribute.rstrip("_")])
     ensemble = Ensemble(model, likelihood, num_draws=draws["num_draws"], seed=int(draws["seed"]))
@@ -107,9 +109,9 @@ def _restored(
     return estimator
 
 
-def _inputs(
+def _scaling(
     tensors: dict[str, Tensor], architecture: Architecture, schema: TableSchema
-) -> dict[str, Tensor]:
+) -> Standardizer:
     width = sum(column.width for column in schema.columns)
     found = {name: tensors[f"inputs.{name}"] for name in ("mean", "scale")}
     for name, tensor in found.items():
@@ -125,7 +127,7 @@ def _inputs(
         raise ModelFileError("tensor inputs.scale holds values that are not above zero")
     if width != architecture.in_features:
         raise ModelFileError(f"{width} encoded columns, but networks of {architecture.in_features}")
-    return found
+    return Standardizer(mean=found["mean"].numpy(), scale=found["scale"].numpy())
 
 
 def _classes(estimator: WHVIEstimator) -> dict[str, Any] | None:

@@ -1,6 +1,30 @@
+import pytest
 import torch
 
-from whvi.tabular.folds import common_fold, rotating_folds
+from whvi.errors import NumericalError
+from whvi.tabular.training import common_fold, rotating_folds, train_finite
+
+
+@pytest.mark.parametrize(("largest", "tried"), [(1, [1]), (0.5, [1, 0.3]), (0.2, [1, 0.3, 0.1])])
+def test_training_that_is_not_finite_starts_again_with_a_smaller_rate(largest, tried):
+    seen = []
+
+    def train(factor):
+        seen.append(factor)
+        if factor > largest:
+            raise NumericalError("too fast")
+        return factor
+
+    assert train_finite(train) == tried[-1]
+    assert seen == tried
+
+
+def test_training_that_is_never_finite_says_so():
+    def train(factor):
+        raise NumericalError(f"not finite at {factor}")
+
+    with pytest.raises(NumericalError, match=r"0\.1"):
+        train_finite(train)
 
 
 def test_rotating_folds_leave_out_every_row_if_they_go_round():

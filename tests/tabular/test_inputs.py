@@ -2,13 +2,15 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import scipy.stats
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from reproduction.data import random_splits, stack_replicas, standardize_replicas
 from whvi.errors import ConfigError, DataError, ShapeError
-from whvi.tabular.scaling import Standardizer
+from whvi.tabular.inputs import NormalScores, Standardizer
 
 EPS = np.finfo(np.float64).eps
 
@@ -177,3 +179,24 @@ def test_replicas_are_scaled_by_their_own_training_rows(table):
     assert (np.abs(scaled.data.y_test.mean(1)) > 1e-6).all()
     np.testing.assert_allclose(scaled.y.inverse(scaled.data.y_test), raw.y_test, rtol=20 * EPS)
     np.testing.assert_allclose(scaled.x.inverse(scaled.data.x_test), raw.x_test, rtol=1e-12)
+
+
+def test_normal_scores_are_the_quantiles_of_middle_ranks(generator):
+    x = torch.randn(2, 50, 3, generator=generator).mul(4).round()  # with ties
+    x[1] = x[1].exp()
+    scores = NormalScores(x)
+    found = scores(x)
+    for r, j in ((0, 0), (0, 2), (1, 1)):
+        rank = torch.as_tensor(scipy.stats.rankdata(x[r, :, j]))  # equal values: middle rank
+        expected = torch.as_tensor(scipy.stats.norm.ppf((rank - 0.5) / 50))
+        assert torch.allclose(found[r, :, j].double(), expected, atol=1e-6)
+    far = scores(torch.full((2, 1, 3), 1e30))
+    assert torch.allclose(far, torch.tensor(scipy.stats.norm.ppf(0.99)).float())
+    assert torch.equal(scores(-torch.full((2, 1, 3), 1e30)), -far)
+
+
+def test_network_inputs_are_cut_far_away():
+    scaler = Standardizer.fit([[0.0], [2.0]])
+    found = scaler.network_inputs([[3.0], [1e30], [-1e300]], "cpu")
+    assert found.dtype == torch.float32
+    assert found.flatten().tolist() == [2.0, 1e6, -1e6]

@@ -1,11 +1,13 @@
-r"""Standardise columns: :math:`z = (x - \mu) / \sigma`, with both taken from training rows only."""
+r"""Inputs of networks: :math:`z = (x - \mu) / \sigma`, or normal scores; of training rows only."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, final
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from whvi.errors import ConfigError, DataError, ShapeError
 
@@ -14,6 +16,7 @@ if TYPE_CHECKING:
 
 # A spread of a few rounding errors is not information: dividing by it would blow it up to one.
 _ROUNDING_SPREAD = 4 * np.finfo(np.float64).eps
+_FARTHEST = 1e6  # inputs so many standard deviations from the mean are moved to that distance
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -68,6 +71,12 @@ class Standardizer:
         result: NDArray[np.float64] = (x - self.mean) / self.scale
         return result
 
+    def network_inputs(self, x: ArrayLike, device: torch.device | str) -> Tensor:
+        """Return the scaled rows in float32; values beyond 10⁶ standard deviations are cut."""
+        with np.errstate(over="ignore"):
+            scaled = np.clip(self.transform(x), -_FARTHEST, _FARTHEST)
+        return torch.as_tensor(scaled, dtype=torch.float32, device=device)
+
     def inverse(self, z: ArrayLike) -> NDArray[np.float64]:
         """Return ``z * scale + mean``, in the unit of the column."""
         z = self._checked(z)
@@ -91,6 +100,31 @@ class Standardizer:
         sizes[self.axis] = "N"
         leading = "..., " if self.mean.ndim == -self.axis else ""
         return f"({leading}{', '.join(sizes)})"
+
+
+@final
+class NormalScores:
+    r"""Inputs by their ranks: ``z = Φ⁻¹(share of training rows below x)``, a feature at a time.
+
+    Every feature of the training rows becomes standard normal, however skewed or heavy-tailed it
+    was. Equal values have the middle of their ranks; the outermost are half a row from 0 and 1.
+
+    Args:
+        x: Training rows of R replicas, shape ``(R, N, d)``.
+    """
+
+    def __init__(self, x: Tensor) -> None:
+        self._sorted = x.mT.contiguous().sort(dim=-1).values  # (R, d, N)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Map ``(R, M, d)`` to the same shape."""
+        num_rows, values = self._sorted.shape[-1], x.mT.contiguous()
+        below = torch.searchsorted(self._sorted, values)
+        upto = torch.searchsorted(self._sorted, values, right=True)
+        share = (below + upto).double() / (2 * num_rows)
+        edge = 0.5 / num_rows
+        z: Tensor = torch.special.ndtri(share.clamp(edge, 1 - edge)).to(x.dtype)
+        return z.mT.contiguous()
 
 
 def _check_finite(x: NDArray[np.float64]) -> None:
