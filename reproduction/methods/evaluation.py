@@ -9,13 +9,13 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from reproduction.calibration import components, rescaled
 from reproduction.data import UCIDataset, count_duplicates, stack_replicas, standardize_replicas
 from reproduction.methods import Method
 from reproduction.methods.selection import Choice, groups, predict
 from reproduction.records import Record, software_versions
 from whvi.metrics import coverage, crps, mnll, rmse
 from whvi.predictive import Predictive
+from whvi.tabular.calibration import rescaled
 
 _DRAWS = 200
 
@@ -71,7 +71,10 @@ def scores(predictive: Predictive, y: Tensor) -> dict[str, float]:
     ``rmse`` and ``mnll`` are those of the mixture; ``…_per_draw`` average over draws what each
     draw alone would score, as the authors' code did.
     """
-    loc, scale = components(predictive)
+    components = predictive.gaussian_components()
+    if components is None:
+        raise TypeError("scores of single draws need a Gaussian mixture")
+    loc, scale = components
     interval = predictive.interval(0.95)
     z = (y - loc) / scale
     per_draw = 0.5 * z.square() + scale.log() + 0.5 * math.log(2 * math.pi)

@@ -10,15 +10,16 @@ import torch
 from torch import Tensor
 
 from reproduction.methods import DataSize, Settings
+from reproduction.methods.networks import make_noise
 from reproduction.methods.noisy_kfac import (
     MatrixGaussianNetwork,
     NoisyKFACConfig,
     fit_noisy_kfac,
     forward,
 )
-from reproduction.methods.parts import make_noise, train_finite
 from whvi.likelihoods import Likelihood
 from whvi.predictive import Predictive
+from whvi.tabular.training import train_finite
 from whvi.training.seeds import seeded_generator
 
 _VALUES_AT_ONCE = 1 << 23  # of a hidden layer in prediction: 32 MB

@@ -20,7 +20,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from reproduction.calibration import FACTORS, best_factor, mnll_by_factor, pool_members
 from reproduction.data import (
     Replicas,
     Split,
@@ -31,6 +30,7 @@ from reproduction.data import (
 )
 from reproduction.methods import DataSize, Fitted, Method, Settings
 from whvi.predictive import Predictive
+from whvi.tabular.calibration import FACTORS, best_factor, mnll_by_factor, pool_members
 
 VALIDATION_FRACTION = 0.15
 _SMALL = 5000  # training rows below which the scores of several inner parts are averaged
@@ -54,7 +54,7 @@ class Choice:
 
     Attributes:
         settings: The winner.
-        noise_factor: Its recalibration, see :mod:`reproduction.calibration`.
+        noise_factor: Its recalibration, see :mod:`whvi.tabular.calibration`.
         scores: Of every candidate, by its :func:`key`.
         seconds: Share of the time that choosing took.
     """
