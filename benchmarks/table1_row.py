@@ -41,12 +41,12 @@ def with_fewer_steps(name: str, share: int) -> NetworkMethod | NoisyKFACMethod:
     """The method with every candidate's steps divided by ``share``."""
     method = METHODS[name]
     assert isinstance(method, NetworkMethod | NoisyKFACMethod)
-    grid = method.candidates
+    grid = method.grid
 
     def shortened(size: DataSize) -> tuple[Settings, ...]:
         return tuple({**each, "steps": int(each["steps"]) // share} for each in grid(size))
 
-    return replace(method, candidates=shortened)
+    return replace(method, grid=shortened)
 
 
 def seconds_of(unit: Unit, share: int) -> float:

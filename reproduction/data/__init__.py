@@ -3,14 +3,7 @@
 from reproduction.data.catalogue import CATALOGUE, UCIEntry, catalogue_entry
 from reproduction.data.fetch import DownloadError
 from reproduction.data.folders import data_folder
-from reproduction.data.simulators import (
-    SIMULATORS,
-    Simulator,
-    latin_hypercube_design,
-    simulate,
-    sobol_design,
-    uniform_design,
-)
+from reproduction.data.simulators import SIMULATORS, Simulator, simulate
 from reproduction.data.splits import (
     Replicas,
     ScaledReplicas,
@@ -36,13 +29,10 @@ __all__ = [
     "catalogue_entry",
     "count_duplicates",
     "data_folder",
-    "latin_hypercube_design",
     "load_uci",
     "random_splits",
     "simulate",
-    "sobol_design",
     "stack_replicas",
     "standardize_replicas",
     "train_validation_split",
-    "uniform_design",
 ]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from whvi._checks import check_positive_int
-from whvi.errors import ConfigError, DataError, ShapeError
+from whvi.errors import ConfigError, DataError
 from whvi.tabular.inputs import Standardizer
 
 if TYPE_CHECKING:
@@ -68,10 +68,6 @@ def count_duplicates(x_train: ArrayLike, x_test: ArrayLike) -> int:
     To count rows whose target is repeated too, append it: ``np.column_stack([x, y])``.
     """
     train, test = (np.asarray(x, dtype=np.float64) for x in (x_train, x_test))
-    if train.ndim != 2 or test.ndim != 2 or train.shape[1] != test.shape[1]:
-        raise ShapeError(
-            f"x_train and x_test must be (N, d) of one width, got {train.shape} and {test.shape}"
-        )
     known = set(_row_bytes(train))
     return sum(row in known for row in _row_bytes(test))
 
@@ -88,30 +84,9 @@ def stack_replicas(x: ArrayLike, y: ArrayLike, splits: Sequence[Split]) -> Repli
         Copies in the units of the table; :func:`standardize_replicas` scales them.
     """
     x, y = np.asarray(x, dtype=np.float64), np.asarray(y, dtype=np.float64)
-    if x.ndim != 2 or y.shape != x.shape[:1]:
-        raise ShapeError(f"x must be (N, d) and y (N,), got {x.shape} and {y.shape}")
-    train, test = (_stack_rows(part, len(x)) for part in _parts(splits))
+    train = np.stack([split.train for split in splits])
+    test = np.stack([split.test for split in splits])
     return Replicas(x[train], y[train], x[test], y[test])
-
-
-def _parts(splits: Sequence[Split]) -> tuple[list[NDArray[np.int64]], list[NDArray[np.int64]]]:
-    if not splits:
-        raise ConfigError("splits is empty: at least one split is needed")
-    return [split.train for split in splits], [split.test for split in splits]
-
-
-def _stack_rows(parts: list[NDArray[np.int64]], num_rows: int) -> NDArray[np.int64]:
-    sizes = sorted({len(part) for part in parts})
-    if len(sizes) > 1:
-        raise ShapeError(
-            f"the splits have parts of {sizes} rows; to be stacked they must be of one size"
-        )
-    rows = np.stack(parts)
-    if rows.size and not 0 <= rows.min() <= rows.max() < num_rows:
-        raise DataError(
-            f"the splits name rows {rows.min()} … {rows.max()}, the table has 0 … {num_rows - 1}"
-        )
-    return rows
 
 
 def _permutation(num_rows: int, *entropy: int) -> NDArray[np.int64]:

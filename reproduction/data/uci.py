@@ -29,8 +29,8 @@ class UCIDataset:
 
     Attributes:
         name: Its name in the catalogue.
-        x: Inputs, float64, shape ``(N, d)``; units are in ``CATALOGUE[name].columns``.
-        y: Target, float64, shape ``(N,)``; the unit is in ``CATALOGUE[name].target``.
+        x: Inputs, float64, shape ``(N, d)``.
+        y: Target, float64, shape ``(N,)``.
         splits: Pairs ``(train, test)`` of row numbers, all of one size.
         sha256: Checksum over all files of the set, for records of experiments.
     """

@@ -6,7 +6,7 @@ Data come standardised, ``x (R, N, d)`` and ``y (R, N)``, and predictions are in
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from torch import Tensor
@@ -23,6 +23,10 @@ class DataSize(NamedTuple):
 
     num_rows: int
     num_columns: int
+
+
+Grid = Callable[[DataSize], tuple[Settings, ...]]
+"""Returns the candidates for data of a size; the first is the default."""
 
 
 class Fitted(Protocol):
@@ -55,8 +59,9 @@ class Method(Protocol):
     def per_replica(self) -> frozenset[str]:
         """Settings in which replicas of one pass may differ."""
 
-    def grid(self, size: DataSize) -> tuple[Settings, ...]:
-        """Return the candidates; the first is the default."""
+    @property
+    def grid(self) -> Grid:
+        """Its candidates."""
 
     def fit(self, settings: Sequence[Settings], x: Tensor, y: Tensor, *, seed: int) -> Fitted:
         """Train R models, the r-th with ``settings[r]`` on ``x[r], y[r]``."""

@@ -14,14 +14,14 @@ Networks, starting points, the learning-rate ladder and the ranks of the inputs 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
 import torch
 from torch import Tensor, nn
 
-from reproduction.methods import DataSize, Settings
+from reproduction.methods import Grid, Settings
 from whvi.functions import draw_functions
 from whvi.layers import MCDropout, MeanFieldLinear, WHVILinear
 from whvi.layers.protocol import BayesianLayer
@@ -52,13 +52,13 @@ class NetworkMethod:
     Attributes:
         name: In records.
         layers: ``"structured"``, ``"mean-field"`` or ``"plain"``.
-        candidates: The grid as a function of the size of the data.
+        grid: The candidates as a function of the size of the data.
         num_members: Networks whose predictions are pooled.
     """
 
     name: str
     layers: str
-    candidates: Callable[[DataSize], tuple[Settings, ...]]
+    grid: Grid
     num_members: int = 1
     per_replica: frozenset[str] = frozenset({"beta", "dropout"})
 
@@ -66,10 +66,6 @@ class NetworkMethod:
     def family(self) -> str:
         """Networks of the same layers differ in settings only."""
         return self.layers
-
-    def grid(self, size: DataSize) -> tuple[Settings, ...]:
-        """Return the candidates for data of this size."""
-        return self.candidates(size)
 
     def fit(
         self, settings: Sequence[Settings], x: Tensor, y: Tensor, *, seed: int

@@ -6,7 +6,7 @@ factor fitted on held-out rows turns into a Gaussian of the held-out residual va
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -14,7 +14,7 @@ import torch
 from sklearn.ensemble import ExtraTreesRegressor, HistGradientBoostingRegressor
 from torch import Tensor
 
-from reproduction.methods import DataSize, Settings
+from reproduction.methods import Grid, Settings
 from whvi.predictive import Predictive
 
 
@@ -25,11 +25,11 @@ class TreeMethod:
 
     Attributes:
         name: ``"extra-trees"`` or ``"hist-gradient-boosting"``.
-        candidates: The grid: keyword arguments of the estimator.
+        grid: The candidates: keyword arguments of the estimator.
     """
 
     name: str
-    candidates: Callable[[DataSize], tuple[Settings, ...]]
+    grid: Grid
     num_members: int = 1
     per_replica: frozenset[str] = frozenset(
         {"min_samples_leaf", "max_features", "learning_rate", "max_leaf_nodes"}
@@ -39,10 +39,6 @@ class TreeMethod:
     def family(self) -> str:
         """Shares scores with no other method."""
         return self.name
-
-    def grid(self, size: DataSize) -> tuple[Settings, ...]:
-        """Return the candidates for data of this size."""
-        return self.candidates(size)
 
     def fit(self, settings: Sequence[Settings], x: Tensor, y: Tensor, *, seed: int) -> FittedTrees:
         """Fit R ensembles, one after the other."""

@@ -120,5 +120,5 @@ def expected_cost(unit: Unit) -> float:
     entry = CATALOGUE[unit.dataset]
     if unit.method == estimator.NAME:
         return len(unit.splits) * float(entry.num_rows)
-    size = DataSize(round(0.9 * entry.num_rows), len(entry.columns))
+    size = DataSize(round(0.9 * entry.num_rows), entry.num_columns)
     return len(unit.splits) * training_work(METHODS[unit.method], size)

@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reproduction.data import Split, count_duplicates, random_splits, stack_replicas
+from reproduction.data import count_duplicates, random_splits, stack_replicas
 from reproduction.data import train_validation_split as inner_split
-from whvi.errors import ConfigError, DataError, ShapeError
+from whvi.errors import ConfigError, DataError
 
 FROZEN_TEST = [4]
 FROZEN_INNER = [4, 6, 2]
@@ -101,11 +101,6 @@ def test_count_duplicates_against_brute_force():
     assert count_duplicates(train, test) == brute
 
 
-def test_count_duplicates_refuses_other_widths():
-    with pytest.raises(ShapeError, match=r"\(3, 2\) and \(3, 1\)"):
-        count_duplicates(np.ones((3, 2)), np.ones((3, 1)))
-
-
 def test_stacked_replicas_are_the_rows_of_each_split():
     x, y = np.arange(40.0).reshape(20, 2), np.arange(20.0)
     splits = random_splits(20, 3, 0)
@@ -118,18 +113,3 @@ def test_stacked_replicas_are_the_rows_of_each_split():
         np.testing.assert_array_equal(stacked.y_test[k], y[test])
     stacked.x_train[:] = 0  # copies: the table is left alone
     assert x[1, 1] == 3.0
-
-
-def test_replicas_refuse_what_cannot_be_stacked():
-    x, y = np.ones((10, 2)), np.ones(10)
-    unequal = [Split(np.arange(size), np.array([9])) for size in (6, 7)]
-    with pytest.raises(ShapeError, match=r"parts of \[6, 7\] rows"):
-        stack_replicas(x, y, unequal)
-    with pytest.raises(DataError, match=r"rows 0 … 19, the table has 0 … 9"):
-        stack_replicas(x, y, random_splits(20, 8, 0))
-    with pytest.raises(DataError, match="rows -1"):
-        stack_replicas(x, y, [Split(np.array([-1, 2]), np.array([0]))])
-    with pytest.raises(ShapeError, match=r"\(10, 2\) and \(10, 1\)"):
-        stack_replicas(x, y[:, None], random_splits(10, 1, 0))
-    with pytest.raises(ConfigError, match="empty"):
-        stack_replicas(x, y, [])

@@ -64,7 +64,7 @@ def test_real_sets(name, uci_root):
     mean, num_duplicates = FACTS[name]
     assert data.y.mean() == pytest.approx(mean, rel=1e-12)
     constant = np.flatnonzero(np.ptp(data.x, axis=0) == 0)
-    assert tuple(constant) == CATALOGUE[name].constant_columns
+    assert constant.tolist() == ([8, 11] if name == "naval" else [])
     counts = [count_duplicates(data.x[train], data.x[test]) for train, test in data.splits]
     assert sum(counts) == num_duplicates
 
