@@ -29,8 +29,8 @@ from reproduction.methods.kfac import NoisyKFACMethod
 from reproduction.methods.networks import NetworkMethod
 from reproduction.methods.selection import choose
 from reproduction.runner import Unit, plan_units
-from reproduction.table1 import chunk_size, expected_cost
 from reproduction.table1.paper import DATASETS
+from reproduction.table1.work import chunk_size, expected_cost
 from whvi.training.memory import keep_freed_memory
 
 TRAINED = [n for n, m in METHODS.items() if isinstance(m, NetworkMethod | NoisyKFACMethod)]

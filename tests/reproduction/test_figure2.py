@@ -6,10 +6,14 @@ from pathlib import Path
 
 import pytest
 
+import reproduction
 from reproduction.__main__ import main
-from reproduction.figure2 import plan_figure2
-from reproduction.figure2.cells import CELLS, DATASETS, Cell
+from reproduction.data import SIMULATORS
+from reproduction.figure2 import KEY_FIELDS, SEEDS, plan_figure2
+from reproduction.figure2.cells import CELLS, DATASETS, METHODS, Cell
 from reproduction.figure2.report import geometric_means, markdown, summarise
+from reproduction.figure2.work import effort
+from reproduction.records import RecordStore
 
 ROW_FIELDS = {
     *("dataset", "method", "covariance", "count_inducing", "num_parameters"),
@@ -116,3 +120,34 @@ def test_a_quick_run_writes_records_once(tmp_path: Path) -> None:
     records = (tmp_path / "records.jsonl").read_bytes()
     assert main([*options, "--methods", "whvi"]) == 0
     assert (tmp_path / "records.jsonl").read_bytes() == records
+
+
+# The committed records ---------------------------------------------------------------------------
+
+FOLDER = Path(reproduction.__file__).parent / "results" / "figure2"
+RECORDS = RecordStore(FOLDER / "records.jsonl", KEY_FIELDS).read()
+
+
+def test_committed_records_are_of_the_grid_of_today() -> None:
+    assert len(RECORDS) == len((FOLDER / "records.jsonl").read_text().splitlines())
+    planned = {
+        (unit.method, unit.dataset, *unit.splits, unit.seed)
+        for unit in plan_figure2(METHODS, DATASETS, SEEDS)
+    }
+    assert RECORDS.keys() <= planned
+    for key, record in RECORDS.items():
+        cell = Cell.of_name(record["cell"])
+        training = effort(cell.method, record["side"], quick=False)
+        assert (record["starts"], record["iterations"]) == (training.starts, training.iterations)
+        assert not record["quick"], key
+
+
+def test_committed_records_have_the_parameters_of_the_models_of_today() -> None:
+    counts = {(r["cell"], r["dataset"], r["side"]): r["num_parameters"] for r in RECORDS.values()}
+    for (name, dataset, side), count in counts.items():
+        cell = Cell.of_name(name)
+        assert cell.count(cell.build(SIMULATORS[dataset].num_inputs, side)) == count
+
+
+def test_the_committed_summary_is_that_of_the_records() -> None:
+    assert json.loads((FOLDER / "summary.json").read_text()) == summarise(RECORDS.values())
