@@ -9,20 +9,15 @@ other half.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from whvi.errors import ConfigError
 from whvi.gp.bases import Basis, ColumnBasis, FourierBasis, SpectrumBasis
 from whvi.gp.inducing import InducingBasis
 
-_BASES: dict[str, Callable[[int, int], Basis]] = {
-    "whvi": ColumnBasis,
-    "fourier": FourierBasis,
-    "sparse-spectrum": SpectrumBasis,
-    "sparse-gp": InducingBasis,
-}
-METHODS = tuple(_BASES)
+METHODS = ("whvi", "fourier", "sparse-spectrum", "sparse-gp")
 DATASETS = ("borehole", "robot_arm", "piston", "otl_circuit", "friedman")
 SIDES = {"diagonal": (8, 16, 32, 64, 128), "full": (8, 16, 32, 64)}
 QUICK_SIDES = {"diagonal": (8, 16), "full": (8, 16)}
@@ -64,7 +59,13 @@ class Cell:
         return basis.num_parameters(self.covariance, count_inducing=self.count_inducing)
 
     def _of_size(self, num_inputs: int, size: int) -> Basis:
-        return _BASES[self.method](num_inputs, size)
+        if self.method == "fourier":
+            return FourierBasis(num_inputs, size)
+        if self.method == "sparse-spectrum":
+            return SpectrumBasis(num_inputs, size)
+        if self.method == "sparse-gp":
+            return InducingBasis(num_inputs, size)
+        raise ConfigError(f"there is no method {self.method!r}; choose from {', '.join(METHODS)}")
 
 
 UNCOUNTED = "uncounted"

@@ -62,7 +62,7 @@ def test_a_fit(covariance):
 
 def test_gpytorch_agrees():
     pytest.importorskip("gpytorch")
-    from tests.gp.gpytorch_reference import gpytorch_bound
+    from tests.reproduction.gpytorch_reference import gpytorch_bound
 
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(60, 2, generator=generator, dtype=torch.float64)
