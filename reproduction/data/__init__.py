@@ -1,6 +1,5 @@
 """Data: the literature's UCI sets, splits, scaling, and simulators; nothing of models."""
 
-from reproduction.data.catalogue import CATALOGUE, UCIEntry, catalogue_entry
 from reproduction.data.fetch import DownloadError
 from reproduction.data.folders import data_folder
 from reproduction.data.simulators import SIMULATORS, Simulator, simulate
@@ -14,7 +13,7 @@ from reproduction.data.splits import (
     standardize_replicas,
     train_validation_split,
 )
-from reproduction.data.uci import UCIDataset, load_uci
+from reproduction.data.uci import CATALOGUE, UCIDataset, load_uci
 
 __all__ = [
     "CATALOGUE",
@@ -25,8 +24,6 @@ __all__ = [
     "Simulator",
     "Split",
     "UCIDataset",
-    "UCIEntry",
-    "catalogue_entry",
     "count_duplicates",
     "data_folder",
     "load_uci",

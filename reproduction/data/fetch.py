@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 import pooch
 
 from whvi.errors import DataError
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from reproduction.data.catalogue import FileRecord
-
 TIMEOUT_SECONDS = 30.0
+
+
+class FileRecord(NamedTuple):
+    """What a file must be, to the byte."""
+
+    path: str  # with forward slashes
+    num_bytes: int
+    sha256: str  # 64 hexadecimal digits
 
 
 class DownloadError(DataError, OSError):

