@@ -144,7 +144,7 @@ def weights_drawn_again_at_every_call() -> None:
 def scaling_that_saw_the_test_rows() -> None:
     import numpy as np
 
-    from reproduction.data import scaling
+    from reproduction.data import splits as scaling
 
     original = scaling.standardize_replicas
 

@@ -9,7 +9,9 @@ other half.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from whvi.errors import ConfigError
 from whvi.gp.bases import Basis, ColumnBasis, FourierBasis, SpectrumBasis
@@ -73,3 +75,15 @@ CELLS = tuple(
     for method in METHODS
     for count_inducing in ((True, False) if method == "sparse-gp" else (True,))
 )
+LABELS = {
+    "whvi": "WHVI",
+    "fourier": "Fourier features",
+    "sparse-spectrum": "sparse spectrum",
+    "sparse-gp": "sparse GP",
+    "sparse-gp/uncounted": "sparse GP, locations not counted",
+}
+
+
+def label(row: Mapping[str, Any]) -> str:
+    """Name the curve of a row of the summary for a reader."""
+    return LABELS[row["method"] if row["count_inducing"] else f"{row['method']}/{UNCOUNTED}"]

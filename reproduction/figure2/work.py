@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import math
-import platform
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 
-import whvi
 from reproduction.data import random_splits, simulate, stack_replicas, standardize_replicas
 from reproduction.figure2.cells import Cell
-from reproduction.records import Record
+from reproduction.records import Record, software_versions
 from reproduction.runner import Unit
 from whvi.gp.optimise import fit_collapsed
-from whvi.training.process import keep_freed_memory
 
 NUM_POINTS, QUICK_POINTS = 10_000, 2_500
 _TEST_FRACTION = 0.2
@@ -54,8 +50,6 @@ class Figure2Work:
 
     def __call__(self, unit: Unit) -> Iterator[Record]:
         """Yield the records of ``unit``; its splits are the sides of the matching models."""
-        torch.set_num_threads(1)  # one process per core: several threads in each would fight
-        keep_freed_memory()
         for side in unit.splits:
             yield self._record(unit, side)
 
@@ -106,10 +100,5 @@ class Figure2Work:
             "starts": training.starts,
             "iterations": training.iterations,
             "quick": self.quick,
-            "versions": {
-                "whvi": whvi.__version__,
-                "torch": torch.__version__,
-                "numpy": np.__version__,
-                "python": platform.python_version(),
-            },
+            "versions": software_versions(),
         }
