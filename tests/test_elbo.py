@@ -9,7 +9,9 @@ from torch import nn
 from tests.training.doubles import TinyMeanField, gaussian, tiny_data, tiny_net
 from whvi.elbo import Elbo, elbo
 from whvi.errors import ConfigError, ShapeError
+from whvi.layers import WHVIConv1d, WHVILinear
 from whvi.layers.protocol import kl
+from whvi.training import FitConfig, fit
 
 DOUBLE = torch.float64
 
@@ -166,3 +168,47 @@ def test_wrong_calls_are_refused(change, error):
     x, y = options.pop("x"), options.pop("y")
     with pytest.raises(error):
         elbo(tiny_net(), gaussian(), x, y, **options)
+
+
+def flow_net(seed: int = 0) -> nn.Sequential:
+    net = nn.Sequential(
+        WHVILinear(3, 8, posterior="flow"), nn.ReLU(),
+        WHVIConv1d(8, 2, 1, groups=2, posterior="flow"), nn.Flatten(-2), WHVILinear(2, 1),
+    )  # fmt: skip
+    net.insert(2, nn.Unflatten(-1, (8, 1)))
+    for layer in net:
+        if hasattr(layer, "reset_parameters"):
+            layer.reset_parameters(generator=torch.Generator().manual_seed(seed))
+    return net
+
+
+def test_an_estimated_kl_takes_its_noise_from_the_generator():
+    """Also that of a layer whose KL is no sum of pairs (groups)."""
+    x, y = tiny_data(5)
+    net, likelihood = flow_net(), gaussian()
+    state = torch.get_rng_state()
+    first, again, other = (
+        elbo(net, likelihood, x, y, num_data=5, generator=torch.Generator().manual_seed(seed))
+        for seed in (1, 1, 2)
+    )
+    assert torch.equal(torch.get_rng_state(), state)
+    assert torch.equal(first.kl, again.kl)
+    assert not torch.equal(first.kl, other.kl)
+
+
+def test_two_fits_of_a_flow_with_one_seed_are_equal():
+    x, y = tiny_data(20)
+    states, histories = [], []
+    global_state = torch.get_rng_state()
+    for seed in (5, 6):  # of the global generator, which must not matter
+        torch.manual_seed(seed)
+        net, likelihood = flow_net(), gaussian()
+        before = torch.get_rng_state()
+        config = FitConfig(num_steps=6, batch_size=5, record_every=2, seed=3)
+        histories.append(fit(net, likelihood, (x, y), config=config))
+        assert torch.equal(torch.get_rng_state(), before)
+        states.append(net.state_dict())
+    torch.set_rng_state(global_state)
+    assert all(torch.equal(t, states[1][name]) for name, t in states[0].items())
+    assert histories[0].kl == histories[1].kl
+    assert histories[0].layer_kl == histories[1].layer_kl

@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from test_elbo import Pooled
 from torch import nn
 
+from tests.test_elbo import Pooled
 from tests.training.doubles import tiny_data, tiny_net
 from whvi.errors import ConfigError, ShapeError
 from whvi.functions import draw_functions, mean_function

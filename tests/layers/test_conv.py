@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -171,6 +172,66 @@ def test_wrong_options_are_refused(change: dict[str, Any], message: str) -> None
     options = {"in_channels": 4, "out_channels": 8, "kernel_size": 3} | change
     with pytest.raises(ConfigError, match=message):
         WHVIConv2d(**options)
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize(
+    "build",
+    [
+        WHVIConv1d,
+        partial(WHVIConv1d, posterior="full", bias_posterior="diagonal"),
+        partial(MeanFieldConv1d, bias_posterior="low_rank"),
+    ],
+    ids=["diagonal", "full", "mean_field"],
+)
+def test_moments_are_those_of_the_kernel(build, groups: int) -> None:
+    """Outputs are linear in the kernel; its moments are those of draws (|z| < 5)."""
+    layer = scramble(build(4, 6, 2, groups=groups, padding=1, dtype=DTYPE))
+    x, num = normal(3, 4, 5), 20_000
+    moments, shape = layer.weight_moments(), layer.weight_shape
+
+    def convolve(kernel: Tensor) -> Tensor:
+        return functional.conv1d(x, kernel.reshape(shape), padding=1, groups=groups)
+
+    J = torch.autograd.functional.jacobian(convolve, moments.mean.detach())
+    mean, variance = convolve(moments.mean), (J @ moments.covariance * J).sum(-1)
+    if layer.bias_posterior is None:
+        mean = mean + layer.bias[:, None]
+    else:
+        mean = mean + layer.bias_posterior.mean[:, None]
+        variance = variance + layer.bias_posterior.variance[:, None]
+    found = layer.output_moments(x)
+    torch.testing.assert_close(found.mean, mean, rtol=0, atol=256 * EPS)
+    torch.testing.assert_close(found.variance, variance, rtol=0, atol=1024 * EPS)
+    with torch.no_grad():
+        draws = layer.sample_weight((num,), generator=seeded(2)).flatten(1)
+        spread = moments.covariance.diagonal()
+        z_mean = (draws.mean(0) - moments.mean) / (spread / num).sqrt()
+        # var of a sample covariance of normals: (Σ_ij² + Σ_ii Σ_jj) / n
+        error = ((moments.covariance.square() + torch.outer(spread, spread)) / num).sqrt()
+        z_covariance = (draws.T.cov() - moments.covariance) / error
+        assert z_mean.abs().max() < 5
+        assert z_covariance.abs().max() < 5
+        y = run(layer, x.expand(num, *x.shape), LocalReparameterization(seeded(3)))
+        z_mean = (y.mean(0) - mean) / (variance / num).sqrt()
+        z_variance = (y.var(0) / variance - 1) * (num / 2) ** 0.5
+        assert z_mean.abs().max() < 5
+        assert z_variance.abs().max() < 5
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+def test_kl_is_that_of_kernel_and_bias(groups: int) -> None:
+    options = {"groups": groups, "bias_posterior": "diagonal", "batch_shape": (3,)}
+    layer = scramble(WHVIConv1d(4, 6, 2, **options, dtype=DTYPE))
+    kernel = layer.matrix.posterior.kl(layer.matrix.prior)
+    kernel = kernel.sum(-1) if groups > 1 else kernel
+    expected = kernel + layer.bias_posterior.kl(layer.bias_prior)
+    torch.testing.assert_close(layer.kl(), expected, rtol=1e-13, atol=0)
+    terms = layer.kl_terms()
+    assert (terms is None) == (groups > 1)
+    if terms is not None:
+        total = sum(q.kl(p) for q, p in terms)
+        torch.testing.assert_close(total, expected, rtol=1e-13, atol=0)
 
 
 def test_options_of_the_weight_are_handed_on() -> None:

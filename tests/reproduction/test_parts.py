@@ -83,7 +83,7 @@ def test_laplace_features_start_with_spread_frequencies(generator: torch.Generat
         assert isinstance(activation, nn.ReLU if features == "relu" else Sine)
         factors[features] = first.matrix.s2.detach().abs()
     assert bool((factors["relu"] == 1).all() and (factors["sine"] == 1).all())
-    assert factors["laplace"].shape == (2, 4, 4)  # stacked blocks of 4 × 4, not one of 16 × 16
+    assert first.matrix.plan.vector_shape == (4, 4)  # stacked blocks, not one of 16 × 16
     assert len(factors["laplace"].unique()) == 32
     # ¼ / |z|: its median is 0.37, that of 1 / |z| would be 1.48
     assert 0.15 < float(factors["laplace"].median()) < 0.8

@@ -50,11 +50,11 @@ def ranks(problem: Problem, g: Tensor, seed: int) -> dict[str, Tensor]:
     """Ranks of the true values among draws: entries of ``g``, and the function at a new row."""
     posterior = problem.layer.matrix.posterior
     new = torch.randn(g.shape[0], 1, 3, generator=seeded(seed), dtype=DTYPE)
-    truth = torch.einsum("rnokd,rkd->rno", design(problem.layer, new), g)[:, 0]  # (R, out)
+    truth = torch.einsum("rnok,rk->rno", design(problem.layer, new), g)[:, 0]  # (R, out)
     f = draw_functions(problem.layer, new, num_draws=NUM_DRAWS, generator=seeded(seed + 1))
     with torch.no_grad():
         draws = posterior.rsample((NUM_DRAWS,), generator=seeded(seed + 2))
-    of_g = (draws < g.unsqueeze(1)).sum(1).flatten(1)
+    of_g = (draws < g).sum(0)
     of_f = (f[:, :, 0] < truth.unsqueeze(1)).sum(1)
     return {"g": of_g, "f": of_f}
 
@@ -104,7 +104,7 @@ def assert_coverage(problem: Problem, g: Tensor, num_draws: int) -> None:
     """
     num_replicas = g.shape[0]
     new = torch.randn(num_replicas, 1, 3, generator=seeded(21), dtype=DTYPE)
-    f = torch.einsum("rnokd,rkd->rno", design(problem.layer, new), g)
+    f = torch.einsum("rnok,rk->rno", design(problem.layer, new), g)
     noise = torch.randn(f.shape, generator=seeded(22), dtype=DTYPE)
     y = (f + problem.noise_variance**0.5 * noise)[:, 0, 0]
     draws = draw_functions(problem.layer, new, num_draws=num_draws, generator=seeded(23))

@@ -43,7 +43,7 @@ def scatter(problem: Problem, size: float, seed: int) -> None:
             parameter.copy_(size * noise)
         if hasattr(q, "log_scale"):
             q.log_scale.sub_(1.0)
-        q.loc.add_(mean.unflatten(-1, q.shape[-2:]))
+        q.loc.add_(mean)
 
 
 # --- I3: a bound on the evidence -----------------------------------------------------------------
@@ -171,7 +171,7 @@ def test_draws_follow_the_gaussian_of_equation_3(posterior: str, sizes: tuple[in
     problem = make_problem(*sizes, posterior=posterior, num_rows=1)
     scatter(problem, 0.4, seed=6)
     q = problem.layer.matrix.posterior
-    A = design(problem.layer, problem.x)[0, 0].flatten(-2)  # (out, K·D)
+    A = design(problem.layer, problem.x)[0, 0]  # (out, K·D)
     mean = A @ q.mean.detach().flatten()
     covariance = A @ torch.block_diag(*q.covariance().detach()[0]) @ A.T
     values, vectors = torch.linalg.eigh(covariance)
@@ -196,7 +196,7 @@ def test_rows_are_correlated_within_a_draw_and_independent_across_local_rows() -
     problem = make_problem(5, 4, num_rows=2)
     scatter(problem, 0.4, seed=6)
     q, num = problem.layer.matrix.posterior, 20_000
-    A = design(problem.layer, problem.x)[0].flatten(-2)  # (2, out, D)
+    A = design(problem.layer, problem.x)[0]  # (2, out, D)
     exact = torch.einsum("ok,kl,ol->o", A[0], q.covariance().detach()[0, 0], A[1])
     rows = problem.x.expand(num, 2, -1).unsqueeze(0)
     found = {}
@@ -222,7 +222,7 @@ def test_full_covariance_is_bayesian_linear_regression(sizes: tuple[int, int]) -
     problem = make_problem(*sizes, num_replicas=3)
     set_exact(problem)
     new = torch.randn(3, 6, sizes[0], generator=seeded(9), dtype=DTYPE)
-    features = design(problem.layer, new).flatten(-2)
+    features = design(problem.layer, new)
     mean, precision = exact_posterior(problem)
     moments = problem.layer.output_moments(new)
     expected_mean = torch.einsum("rnok,rk->rno", features, mean)

@@ -148,9 +148,7 @@ class Stepper:
             slope, to_kl = per_value.expand_as(log_prob), per_nat.expand_as(kl)
             to_f, *found = torch.autograd.grad(log_prob, [f, *wanted], slope, allow_unused=True)
             by_parameter: dict[Any, Tensor | None] = dict(zip(wanted, found, strict=True))
-            by_parameter |= zip(
-                model.parameters, model.backward(kept, to_f, to_kl)[1:], strict=True
-            )
+            by_parameter |= zip(model.parameters, model.backward(kept, to_f, to_kl), strict=True)
             result = Elbo(num_data * log_prob.mean((-2, -1)), kl, beta)
         return result, [by_parameter[p] if p.requires_grad else None for p in self._parameters]
 
