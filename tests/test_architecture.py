@@ -122,8 +122,10 @@ def test_nobody_imports_the_front(name):
     ]
 
 
-def test_there_are_no_cycles():
-    edges = {name: imported_modules(name, lazy=False) for name in MODULES}
+@pytest.mark.parametrize("lazy", [False, True], ids=["all", "tabular, imports in functions too"])
+def test_there_are_no_cycles(lazy):
+    names = [name for name in MODULES if not lazy or name.startswith("whvi.tabular")]
+    edges = {name: imported_modules(name, lazy=lazy) & {*names} for name in names}
     done: set[str] = set()
 
     def visit(name: str, path: tuple[str, ...]) -> None:

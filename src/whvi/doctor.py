@@ -1,7 +1,7 @@
-"""``python -m whvi.doctor``: which kernel runs, with what, whether it is right, and why not if not.
+"""``whvi doctor`` or ``python -m whvi.doctor``: which kernel runs, and whether its results are right.
 
 The exit code is 0, or 1 if a result of the self-check is wrong. A missing kernel or package is
-not an error: everything works without, only slower or with fewer features.
+not an error: everything works without it, only slower or with fewer features.
 """
 
 from __future__ import annotations

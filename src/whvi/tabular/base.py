@@ -23,7 +23,6 @@ from torch import Tensor
 
 from whvi._checks import check_positive_int
 from whvi.errors import ConfigError, DataError, ModelFileError
-from whvi.layers.protocol import kl_per_layer
 from whvi.predictive import Predictive
 from whvi.tabular.calibration import calibrate
 from whvi.tabular.inputs import Kind, Standardizer, TableSchema
@@ -375,7 +374,6 @@ def _summary(trained: Trained, plan: Plan, num_rows: int) -> dict[str, Any]:
         "batch_size": plan.batch,
         "learning_rate": plan.learning_rate,
         "beta": plan.beta,
-        "kl_per_layer": {name: float(kl.sum()) for name, kl in kl_per_layer(trained.model).items()},
     }
 
 

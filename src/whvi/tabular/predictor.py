@@ -171,18 +171,21 @@ def draw_layers(
     model: nn.Sequential, num_draws: int, generator: torch.Generator
 ) -> tuple[Draws, ...]:
     """Draw ``num_draws`` sets of weights of every replica, from the first layer to the last."""
+    state = model.state_dict()
     found: list[Draws] = []
-    for layer in model:
+    for name, layer in model.named_children():
         if not isinstance(layer, RandomLinear):
             continue
-        matrix, bias = layer.matrix, layer.bias
-        assert bias is not None  # as in build_network
+        matrix, bias = layer.matrix, state[f"{name}.bias"]
         draw = matrix.posterior.draw((num_draws,), generator)
-        if isinstance(matrix, StructuredMatrix) and not matrix.plan.is_column:
-            found.append(StructuredDraws(matrix.s1, draw, matrix.s2, bias))
-        else:
+        if not isinstance(matrix, StructuredMatrix):
+            found.append(DenseDraws(draw.unflatten(-1, (bias.shape[-1], -1)), bias))
+        elif matrix.plan.is_column:
             found.append(DenseDraws(matrix.dense(draw), bias))
-    return tuple(type(layer)(*(part.detach() for part in layer)) for layer in found)
+        else:
+            s1, s2 = state[f"{name}.matrix.s1"], state[f"{name}.matrix.s2"]
+            found.append(StructuredDraws(s1, draw, s2, bias))
+    return tuple(found)
 
 
 @contextlib.contextmanager

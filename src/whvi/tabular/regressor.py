@@ -157,16 +157,16 @@ class WHVIRegressor(RegressorMixin, WHVIEstimator):  # type: ignore[misc]  # no 
         """Return the quantiles ``(N[, O], K)`` at K levels."""
         return self._evaluate(X, lambda p: p.quantile(list(quantiles)).movedim(0, -1))
 
-    def sample_y(self, X: Any, n_samples: int = 1, random_state: Any = None) -> NDArray[np.float64]:
-        """Draw ``(N[, O], n_samples)`` outcomes, noise included.
+    def sample_y(self, X: Any, num_draws: int = 1, random_state: Any = None) -> NDArray[np.float64]:
+        """Draw ``(N[, O], num_draws)`` outcomes, noise included.
 
-        One sample follows one function through all rows, with fresh noise per row.
+        One draw follows one function through all rows, with fresh noise per row.
         """
-        check_positive_int("n_samples", n_samples)
+        check_positive_int("num_draws", num_draws)
         predictive = self.predict_dist(X)
         generator = torch.Generator(predictive.mean.device)
         generator.manual_seed(int(check_random_state(random_state).randint(2**31 - 1)))
-        draws = predictive.sample(n_samples, generator=generator)
+        draws = predictive.sample(num_draws, generator=generator)
         samples: NDArray[np.float64] = draws.movedim(0, -1).cpu().numpy()
         return samples
 

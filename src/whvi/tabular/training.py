@@ -17,8 +17,8 @@ from whvi.likelihoods import BalancedGradients, HeteroscedasticGaussian, Likelih
 from whvi.tabular.networks import reset_network
 from whvi.tabular.predictor import Architecture, Functions, draw_layers
 from whvi.training import FitConfig, fit
-from whvi.training.history import History, StepRecord
 from whvi.training.config import seeded_generator
+from whvi.training.history import History, StepRecord
 
 T = TypeVar("T")
 
