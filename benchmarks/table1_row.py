@@ -31,7 +31,7 @@ from reproduction.methods.selection import choose
 from reproduction.runner import Unit, plan_units
 from reproduction.table1.paper import DATASETS
 from reproduction.table1.work import chunk_size, expected_cost
-from whvi.training.memory import keep_freed_memory
+from whvi.training.process import keep_freed_memory
 
 TRAINED = [n for n, m in METHODS.items() if isinstance(m, NetworkMethod | NoisyKFACMethod)]
 _FEW, _MORE = 40, 8  # the steps are divided by; closer together, noise decides

@@ -9,8 +9,9 @@ import torch
 
 from benchmarks.records import Cell, timed_cell
 from benchmarks.timing import Effort, Rival
-from whvi._kernel.noise import standard_normal
+from whvi._kernel.noise import normal_from_seed
 from whvi.functional import noisy_structured_product, structured_product
+from whvi.sampling import draw_seed
 from whvi.transforms import fwht
 
 TITLE = "Threads"
@@ -52,5 +53,5 @@ def _works(rows: int, size: int) -> dict[str, Callable[[], object]]:
         "product, noise per row": lambda: torch.autograd.grad(
             noisy_structured_product(*noisy), noisy, grad
         ),
-        "noise": lambda: standard_normal((rows, size)),
+        "noise": lambda: normal_from_seed((rows, size), draw_seed()),
     }

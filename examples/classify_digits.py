@@ -42,7 +42,7 @@ config = whvi.FitConfig(
 whvi.fit(model, likelihood, (images[train], labels[train]), config=config, progress=not quick)
 print(f"{whvi.summary(model)}\n")
 
-f = whvi.draw_functions(model, images[test], num_samples=5 if quick else 50)
+f = whvi.draw_functions(model, images[test], num_draws=5 if quick else 50)
 predictive = likelihood.predictive(f)
 right = predictive.mode == labels[test]
 entropy, information = predictive.entropy(), predictive.mutual_information()

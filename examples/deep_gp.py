@@ -42,7 +42,7 @@ def main() -> None:
         likelihood = Gaussian()
         likelihood.set_target_scaling(train[1])
         whvi.fit(model, likelihood, train, config=config)
-        predictive = likelihood.predictive(whvi.draw_functions(model, x_test, num_samples=64))
+        predictive = likelihood.predictive(whvi.draw_functions(model, x_test, num_draws=64))
         errors = rmse(predictive.mean, y_test.double())
         print(f"{name:10s}  RMSE {errors:.3f}  MNLL {mnll(predictive.log_prob(y_test)):.3f} nats")
     print(f"noise of the data: {NOISE}")

@@ -51,7 +51,7 @@ for step in range(num_steps):
 
 print(f"\n{whvi.summary(model)}\n")
 
-predictive = likelihood.predictive(whvi.draw_functions(model, x_test, num_samples=100))
+predictive = likelihood.predictive(whvi.draw_functions(model, x_test, num_draws=100))
 lower, upper = predictive.interval(0.9)
 print(f"test RMSE            {rmse(predictive.mean, y_test.double()):.3f}")
 print(f"test MNLL            {mnll(predictive.log_prob(y_test)):.3f} nats")

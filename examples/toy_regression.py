@@ -52,8 +52,8 @@ def fourier_model() -> nn.Sequential:
     """Random features and one Bayesian layer, linear in ``g``."""
     layer = whvi.WHVILinear(NUM_FEATURES, 1, posterior="full")
     # s1 and s2 are optimised, not inferred: let them rest, or they fit the data without doubt
-    layer.weight.s1.requires_grad_(False)
-    layer.weight.s2.requires_grad_(False)
+    layer.matrix.s1.requires_grad_(False)
+    layer.matrix.s2.requires_grad_(False)
     return nn.Sequential(FourierFeatures(), layer)
 
 
@@ -78,7 +78,7 @@ def draw_toy(model: nn.Module, likelihood: Gaussian, path: Path) -> dict[str, fl
     """Write the picture; return epistemic deviations at the data, in the gap and outside."""
     grid = torch.linspace(-3.2, 3.2, 201).unsqueeze(1)
     generator = torch.Generator().manual_seed(1)
-    f = whvi.draw_functions(model, grid, num_samples=300, generator=generator)
+    f = whvi.draw_functions(model, grid, num_draws=300, generator=generator)
     predictive = likelihood.predictive(f)
     lines = f[:12, :, 0] * likelihood.target_scale + likelihood.target_mean
     figure = new_figure(width=8, height=4)

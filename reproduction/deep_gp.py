@@ -104,7 +104,7 @@ def _minibatches(rows: Rows, hidden: tuple[int, ...], *, quick: bool) -> Predict
     f = whvi.draw_functions(
         model,
         ((test_x - mean) / scale).float(),
-        num_samples=4 if quick else 64,
+        num_draws=4 if quick else 64,
         generator=torch.Generator().manual_seed(1),
         batch_size=100,
     )

@@ -229,5 +229,5 @@ def _network(data: Numbers, *, dropout: float, quick: bool) -> Predictive:
         with torch.no_grad():
             return likelihood.predictive(model(data.x_test).unsqueeze(0))
     generator = torch.Generator().manual_seed(0)
-    f = draw_functions(model, data.x_test, num_samples=_NUM_DRAWS, generator=generator)
+    f = draw_functions(model, data.x_test, num_draws=_NUM_DRAWS, generator=generator)
     return likelihood.predictive(f)

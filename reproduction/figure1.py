@@ -18,10 +18,10 @@ from torch import Tensor, nn
 from reproduction.report import replace_file
 from whvi.layers import WHVILinear
 from whvi.layers.linear import RandomLinear
-from whvi.layers.structured import StructuredWeight
+from whvi.layers.structured import StructuredMatrix
 from whvi.likelihoods import Gaussian
 from whvi.models.mlp import mlp
-from whvi.plots import new_figure, normalised_covariance, plot_covariance, save_figure
+from whvi.plots import correlation, new_figure, plot_covariance, save_figure
 from whvi.training import FitConfig, fit
 
 _SIZE = 8
@@ -59,8 +59,8 @@ def reproduce_figure1(folder: Path, *, seed: int = 0, quick: bool = False) -> Fi
     history = fit(model, likelihood, (x, y), config=config)
     layer = model[0]
     assert isinstance(layer, WHVILinear)  # as built
-    assert isinstance(layer.weight, StructuredWeight)
-    cov_g = layer.weight.posterior.covariance().detach()[0]
+    assert isinstance(layer.matrix, StructuredMatrix)
+    cov_g = layer.matrix.posterior.covariance().detach()[0]
     cov_w = layer.weight_moments().covariance.detach()
     pictures = _draw(cov_g, cov_w, folder)
     settings = {
@@ -79,8 +79,8 @@ def reproduce_figure1(folder: Path, *, seed: int = 0, quick: bool = False) -> Fi
         "vec_w": _describe(cov_w),
         # from these follow both covariances
         "cov_g": cov_g.tolist(),
-        "s1": layer.weight.s1[0].tolist(),
-        "s2": layer.weight.s2[0].tolist(),
+        "s1": layer.matrix.s1.tolist(),
+        "s2": layer.matrix.s2.tolist(),
     }
     numbers = folder / "summary.json"
     replace_file(numbers, json.dumps(results, indent=1) + "\n")
@@ -115,8 +115,8 @@ def _draw(cov_g: Tensor, cov_w: Tensor, folder: Path) -> list[Path]:
 
 
 def _describe(covariance: Tensor) -> dict[str, Any]:
-    correlation = normalised_covariance(covariance)
-    off_diagonal = correlation[~torch.eye(len(correlation), dtype=torch.bool)].abs()
+    values = correlation(covariance)
+    off_diagonal = values[~torch.eye(len(values), dtype=torch.bool)].abs()
     return {
         "size": len(covariance),
         "rank": int(torch.linalg.matrix_rank(covariance.double(), hermitian=True, rtol=1e-6)),

@@ -22,7 +22,7 @@ from rich.progress import TimeElapsedColumn as Elapsed
 from rich.progress import TimeRemainingColumn as Remaining
 
 from reproduction.records import Record, RecordStore
-from whvi.training.memory import keep_freed_memory
+from whvi.training.process import keep_freed_memory
 
 
 class Unit(NamedTuple):

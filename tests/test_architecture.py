@@ -18,7 +18,7 @@ ROOT = Path(whvi.__file__).parent
 # A unit imports from its own row and from rows above it.
 ROWS = [
     {"errors"},
-    {"_checks", "_sealed"},
+    {"_checks", "_files"},
     {"_kernel", "transforms", "sampling"},
     {"functional", "priors", "posteriors"},
     {"layers", "likelihoods", "predictive", "functions"},
@@ -34,6 +34,7 @@ USERS_OF_APART = {*ROWS[5], *ROWS[6], *ROWS[7]}
 # inside the function that needs them.
 OPTIONAL = {
     "gpytorch": set(),
+    "jinja2": set(),
     "joblib": set(),
     "matplotlib": {"plots"},
     "pandas": {"tabular", "cli"},

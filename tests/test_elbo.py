@@ -9,7 +9,9 @@ from torch import nn
 from tests.training.doubles import TinyMeanField, gaussian, tiny_data, tiny_net
 from whvi.elbo import Elbo, elbo
 from whvi.errors import ConfigError, ShapeError
+from whvi.layers import WHVIConv1d, WHVILinear
 from whvi.layers.protocol import kl
+from whvi.training import FitConfig, fit
 
 DOUBLE = torch.float64
 
@@ -73,7 +75,7 @@ def test_draws_are_averaged_within_the_expectation():
     x, y = tiny_data(5, dtype=DOUBLE)
     net, likelihood = tiny_net(dtype=DOUBLE, scale=0.3), gaussian(dtype=DOUBLE)
     generator = torch.Generator().manual_seed(0)
-    many = elbo(net, likelihood, x, y, num_data=5, num_samples=20_000, generator=generator)
+    many = elbo(net, likelihood, x, y, num_data=5, num_draws=20_000, generator=generator)
     single = torch.stack(
         [elbo(net, likelihood, x, y, num_data=5, generator=generator)[0] for _ in range(3000)]
     )
@@ -98,7 +100,7 @@ class TestReplicas:
     def test_shapes_and_equality_with_single_models(self):
         x, y = tiny_data(6, dtype=DOUBLE)
         net, likelihood = noiseless_net(batch_shape=(3,)), gaussian(batch_shape=(3,), dtype=DOUBLE)
-        shared = elbo(net, likelihood, x, y, num_data=6, num_samples=2)
+        shared = elbo(net, likelihood, x, y, num_data=6, num_draws=2)
         assert shared.value.shape == shared.kl.shape == (3,)
         for r in range(3):
             single = noiseless_net()
@@ -111,7 +113,7 @@ class TestReplicas:
         sets = [tiny_data(6, seed=s, dtype=DOUBLE) for s in range(3)]
         x, y = (torch.stack(part) for part in zip(*sets, strict=True))
         net, likelihood = noiseless_net(batch_shape=(3,)), gaussian(batch_shape=(3,), dtype=DOUBLE)
-        own = elbo(net, likelihood, x, y, num_data=6, num_samples=4).value
+        own = elbo(net, likelihood, x, y, num_data=6, num_draws=4).value
         for r in range(3):
             value = elbo(net, likelihood, *sets[r], num_data=6).value
             torch.testing.assert_close(own[r], value[r])
@@ -137,8 +139,8 @@ class Pooled(nn.Module):
 
 def test_images_are_looped_over_draws():
     x, y = torch.randn(5, 1, 4, 4, generator=torch.Generator().manual_seed(0)), torch.zeros(5)
-    one = elbo(Pooled(1e-20), gaussian(), x, y, num_data=5, num_samples=1)
-    three = elbo(Pooled(1e-20), gaussian(), x, y, num_data=5, num_samples=3)
+    one = elbo(Pooled(1e-20), gaussian(), x, y, num_data=5, num_draws=1)
+    three = elbo(Pooled(1e-20), gaussian(), x, y, num_data=5, num_draws=3)
     torch.testing.assert_close(one.value, three.value)
 
 
@@ -153,7 +155,7 @@ def test_shared_module_counts_once_and_plain_models_have_no_kl():
     ("change", "error"),
     [
         ({"num_data": 0}, ConfigError),
-        ({"num_samples": 0}, ConfigError),
+        ({"num_draws": 0}, ConfigError),
         ({"beta": -1.0}, ConfigError),
         ({"beta": float("nan")}, ConfigError),
         ({"y": torch.zeros(3)}, ShapeError),
@@ -166,3 +168,47 @@ def test_wrong_calls_are_refused(change, error):
     x, y = options.pop("x"), options.pop("y")
     with pytest.raises(error):
         elbo(tiny_net(), gaussian(), x, y, **options)
+
+
+def flow_net(seed: int = 0) -> nn.Sequential:
+    net = nn.Sequential(
+        WHVILinear(3, 8, posterior="flow"), nn.ReLU(),
+        WHVIConv1d(8, 2, 1, groups=2, posterior="flow"), nn.Flatten(-2), WHVILinear(2, 1),
+    )  # fmt: skip
+    net.insert(2, nn.Unflatten(-1, (8, 1)))
+    for layer in net:
+        if hasattr(layer, "reset_parameters"):
+            layer.reset_parameters(generator=torch.Generator().manual_seed(seed))
+    return net
+
+
+def test_an_estimated_kl_takes_its_noise_from_the_generator():
+    """Also that of a layer whose KL is no sum of pairs (groups)."""
+    x, y = tiny_data(5)
+    net, likelihood = flow_net(), gaussian()
+    state = torch.get_rng_state()
+    first, again, other = (
+        elbo(net, likelihood, x, y, num_data=5, generator=torch.Generator().manual_seed(seed))
+        for seed in (1, 1, 2)
+    )
+    assert torch.equal(torch.get_rng_state(), state)
+    assert torch.equal(first.kl, again.kl)
+    assert not torch.equal(first.kl, other.kl)
+
+
+def test_two_fits_of_a_flow_with_one_seed_are_equal():
+    x, y = tiny_data(20)
+    states, histories = [], []
+    global_state = torch.get_rng_state()
+    for seed in (5, 6):  # of the global generator, which must not matter
+        torch.manual_seed(seed)
+        net, likelihood = flow_net(), gaussian()
+        before = torch.get_rng_state()
+        config = FitConfig(num_steps=6, batch_size=5, record_every=2, seed=3)
+        histories.append(fit(net, likelihood, (x, y), config=config))
+        assert torch.equal(torch.get_rng_state(), before)
+        states.append(net.state_dict())
+    torch.set_rng_state(global_state)
+    assert all(torch.equal(t, states[1][name]) for name, t in states[0].items())
+    assert histories[0].kl == histories[1].kl
+    assert histories[0].layer_kl == histories[1].layer_kl

@@ -13,17 +13,17 @@ from torch.autograd import gradcheck, gradgradcheck
 from torch.func import grad, hessian, jacrev, jvp, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from tests.transforms.reference import dense_product, relative_error
+from tests.transforms.reference import dense_product, linear_map_in_g, relative_error
 from whvi._kernel.backend import kernel
-from whvi._kernel.noise import draw_seed, normal_from_seed
+from whvi._kernel.noise import normal_from_seed
 from whvi.errors import ShapeError
 from whvi.functional import (
     column_features,
     dense_matrix,
-    linear_map_in_g,
     noisy_structured_product,
     structured_product,
 )
+from whvi.sampling import draw_seed
 from whvi.transforms import hadamard_matrix
 
 DTYPES = (torch.float32, torch.float64)

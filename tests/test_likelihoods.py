@@ -215,6 +215,26 @@ def test_row_vector_never_meets_column_vector() -> None:
         likelihood.log_prob(f, torch.zeros(1, 6))
 
 
+def test_a_missing_axis_of_draws_is_explained() -> None:
+    expected = (
+        r"must have shape \(S, N, 1\), got \(6, 1\); for a single draw pass f\.unsqueeze\(-3\)"
+    )
+    with pytest.raises(ShapeError, match=expected):
+        Gaussian().log_prob(torch.zeros(6, 1), torch.zeros(6))
+    with pytest.raises(
+        ShapeError, match=r"shape \(3, S, N, 1\), got \(3, 6, 1\); for a single draw"
+    ):
+        Gaussian(batch_shape=(3,)).predictive(torch.zeros(3, 6, 1))
+    with pytest.raises(ShapeError, match=r"got \(6, 2\)$"):
+        Gaussian().predictive(torch.zeros(6, 2))
+
+
+def test_a_likelihood_without_the_replicas_of_the_network_is_explained() -> None:
+    expected = r"got \(3, 1, 6, 1\); for replicas make the likelihood with batch_shape=\(3,\)"
+    with pytest.raises(ShapeError, match=expected):
+        Gaussian().log_prob(torch.zeros(3, 1, 6, 1), torch.zeros(6))
+
+
 def test_perfect_fit_has_a_finite_likelihood() -> None:
     likelihood = Gaussian(log_noise_variance=-500.0)
     f = torch.zeros(1, 3, 1, requires_grad=True)

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from whvi.errors import ConfigError, DataError, NumericalError, ShapeError
 from whvi.predictive import Predictive, align_targets
-from whvi.predictive.special import regularized_incomplete_beta
+from whvi.predictive.numerics import regularized_incomplete_beta
 
 S, N = 6, 7
 RNG = np.random.default_rng(0)
@@ -187,6 +187,8 @@ def test_samples_have_the_mixtures_distribution(family: tuple[Predictive, object
     assert ((share - exact).abs() < 5 * 0.5 / math.sqrt(num)).all()
     again = predictive.sample(num, generator=torch.Generator().manual_seed(3))
     assert torch.equal(again, y)
+    with pytest.raises(ConfigError, match="num_draws must be an integer of at least 1, got 0"):
+        predictive.sample(num_draws=0)
 
 
 def test_a_sample_follows_one_draw_through_all_rows() -> None:
@@ -305,7 +307,7 @@ def test_questions_without_an_answer_are_refused() -> None:
             getattr(FAMILIES["gaussian"][0](), ask)
 
 
-# Rows, replicas, the door
+# Rows, replicas, input validation
 
 
 def test_rows_and_cat(family: tuple[Predictive, object]) -> None:

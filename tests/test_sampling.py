@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -15,6 +17,7 @@ from whvi.sampling import (
     MeanWeights,
     WeightDraws,
     current_sampler,
+    draw_seed,
     sampling,
 )
 
@@ -23,7 +26,7 @@ def test_default_is_one_new_draw_at_every_call() -> None:
     first, second = current_sampler(), current_sampler()
     assert isinstance(first, WeightDraws)
     assert first is not second
-    assert first.num_samples is None
+    assert first.num_draws is None
     assert first.sample_shape == ()
 
 
@@ -71,7 +74,26 @@ def test_a_layer_keeps_its_draw_within_one_sampler() -> None:
     assert sampler.sample_shape == (3,)
 
 
-@pytest.mark.parametrize("num_samples", [0, -1, 1.5, True, "3"])
-def test_wrong_numbers_of_draws_are_refused(num_samples: object) -> None:
-    with pytest.raises(ConfigError, match="num_samples"):
-        WeightDraws(num_samples)
+@pytest.mark.parametrize("num_draws", [0, -1, 1.5, True, "3"])
+def test_wrong_numbers_of_draws_are_refused(num_draws: object) -> None:
+    with pytest.raises(ConfigError, match="num_draws"):
+        WeightDraws(num_draws)
+
+
+def test_seeds_fill_their_range(generator: torch.Generator) -> None:
+    seeds = [draw_seed(generator) for _ in range(2000)]
+    assert len(set(seeds)) == len(seeds)
+    assert all(0 <= seed < 2**63 for seed in seeds)
+    bits = np.array([[seed >> bit & 1 for bit in range(63)] for seed in seeds]).mean(0)
+    assert abs(bits - 0.5).max() < 5 * 0.5 / len(seeds) ** 0.5  # five standard errors
+
+
+@pytest.mark.parametrize("make", [lambda: None, torch.Generator], ids=["default", "generator"])
+def test_a_seed_is_what_randint_draws(make: Callable[[], torch.Generator | None]) -> None:
+    generator = make()
+    source = torch.default_generator if generator is None else generator
+    state = source.get_state()
+    drawn = [draw_seed(generator) for _ in range(4)]
+    source.set_state(state)
+    expected = [int(torch.randint(2**63 - 1, (), generator=generator)) for _ in range(4)]
+    assert drawn == expected

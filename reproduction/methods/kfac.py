@@ -20,7 +20,7 @@ from reproduction.methods.noisy_kfac import (
 from whvi.likelihoods import Likelihood
 from whvi.predictive import Predictive
 from whvi.tabular.training import train_finite
-from whvi.training.seeds import seeded_generator
+from whvi.training.config import seeded_generator
 
 _VALUES_AT_ONCE = 1 << 23  # of a hidden layer in prediction: 32 MB
 

@@ -38,7 +38,7 @@ from whvi.tabular.inputs import NormalScores
 from whvi.tabular.networks import build_network, reset_network
 from whvi.tabular.training import train_finite
 from whvi.training import FitConfig, fit
-from whvi.training.seeds import seeded_generator
+from whvi.training.config import seeded_generator
 
 _BALANCE = 0.5  # of the gradients where the noise is a function of the input
 _VALUES_AT_ONCE = 1 << 23  # of the widest hidden layer in prediction: 32 MB
@@ -126,7 +126,7 @@ class FittedNetwork:
         f = draw_functions(
             self._model,
             x,
-            num_samples=num_draws,
+            num_draws=num_draws,
             generator=generator,
             batch_size=max(1, _VALUES_AT_ONCE // (len(x) * num_draws * _widest(self._model))),
         )

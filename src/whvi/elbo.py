@@ -21,6 +21,7 @@ from whvi.errors import ConfigError
 from whvi.functions import batch_shape_of, check_rows, local_function_values
 from whvi.layers.protocol import kl
 from whvi.likelihoods import Likelihood
+from whvi.sampling import LocalReparameterization, sampling
 
 
 class Elbo(NamedTuple):
@@ -43,7 +44,7 @@ def elbo(
     y: Tensor,
     *,
     num_data: int,
-    num_samples: int = 1,
+    num_draws: int = 1,
     beta: float = 1.0,
     generator: torch.Generator | None = None,
 ) -> Elbo:
@@ -59,7 +60,7 @@ def elbo(
         x: Batch ``(B, ...)`` shared by the replicas, or ``(*batch_shape, B, ...)``.
         y: Targets ``(B,)``, ``(B, out)``, ``(*batch_shape, B)`` or ``(*batch_shape, B, out)``.
         num_data: ``N``, rows of the whole training set (per replica).
-        num_samples: ``S``, draws per row.
+        num_draws: ``S``, draws per row.
         beta: Weight of the KL in :attr:`Elbo.value`.
         generator: Source of randomness; ``None`` is torch's default generator.
 
@@ -67,13 +68,15 @@ def elbo(
         Both terms, each of shape ``batch_shape``.
     """
     check_positive_int("num_data", num_data)
-    check_positive_int("num_samples", num_samples)
+    check_positive_int("num_draws", num_draws)
     if not beta >= 0:
         raise ConfigError(f"beta must be a number of at least 0, got {beta!r}")
     batch_shape = batch_shape_of(model)
     check_rows(x, batch_shape)
-    f = local_function_values(model, x, batch_shape, num_samples, generator)
-    return elbo_of_values(likelihood, f, y, kl(model), num_data=num_data, beta=beta)
+    f = local_function_values(model, x, batch_shape, num_draws, generator)
+    with sampling(LocalReparameterization(generator)):  # for KLs that are estimated
+        kl_value = kl(model)
+    return elbo_of_values(likelihood, f, y, kl_value, num_data=num_data, beta=beta)
 
 
 def elbo_of_values(

@@ -6,16 +6,16 @@ broadcast their operands' leading axes like any torch operation.
 
 from __future__ import annotations
 
-from functools import lru_cache, partial
+from functools import lru_cache
 
 import torch
 from torch import Tensor
 
-from whvi._kernel.broadcasting import Broadcast, Shape, check_shapes, plan_broadcast
-from whvi._kernel.noise import draw_seed, normal_from_seed
-from whvi._kernel.product import Call, Operands, can_fuse, fused_product
+from whvi._kernel.layout import broadcast_views
+from whvi._kernel.product import product
 from whvi.errors import ShapeError
-from whvi.transforms import fwht, hadamard_matrix
+from whvi.sampling import draw_seed
+from whvi.transforms import fwht
 
 
 def structured_product(x: Tensor, s1: Tensor, g: Tensor, s2: Tensor) -> Tensor:
@@ -29,14 +29,7 @@ def structured_product(x: Tensor, s1: Tensor, g: Tensor, s2: Tensor) -> Tensor:
     Returns:
         ``s1 * fwht(g * fwht(s2 * x))``, leading axes broadcast. One node in the autograd graph.
     """
-    operands = (x, s1, g, s2)
-    if can_fuse(operands):
-        call = _call(x.shape, s1.shape, g.shape, s2.shape, False)
-        if call is not None:
-            return fused_product(operands, call)
-    else:
-        check_shapes(x.shape, s1.shape, g.shape, s2.shape)
-    return _compose(Operands(*operands), None)
+    return product((x, s1, g, s2, None, None), None)
 
 
 def noisy_structured_product(
@@ -63,36 +56,7 @@ def noisy_structured_product(
         raise ShapeError(
             f"mean and scale need one shape, got {tuple(mean.shape)} and {tuple(scale.shape)}"
         )
-    operands = (x, s1, mean, s2, scale)
-    seed = draw_seed(generator)
-    if can_fuse(operands):
-        call = _call(x.shape, s1.shape, mean.shape, s2.shape, True)
-        if call is not None:
-            return fused_product(operands, call, seed)
-    leading = check_shapes(x.shape, s1.shape, mean.shape, s2.shape)
-    noise = normal_from_seed((*leading, x.shape[-1]), seed, dtype=x.dtype, device=x.device)
-    return _compose(Operands(x, s1, mean + scale * noise, s2), None)
-
-
-@lru_cache(maxsize=4096)
-def _call(x: Shape, s1: Shape, g: Shape, s2: Shape, noisy: bool) -> Call | None:
-    """Prepare the kernel call for operands of these shapes; ``None`` if it has too many axes."""
-    plan = plan_broadcast(x, s1, g, s2, noisy)
-    if plan is None:
-        return None
-    compose = partial(_compose_noisy, plan) if noisy else _compose
-    return Call(plan.layout, compose, plan.fold if plan.must_fold else None)
-
-
-def _compose(operands: Operands, noise: Tensor | None) -> Tensor:
-    return operands.s1 * fwht(operands.g * fwht(operands.s2 * operands.x))
-
-
-def _compose_noisy(plan: Broadcast, operands: Operands, noise: Tensor | None) -> Tensor:
-    assert noise is not None  # a noisy call has both
-    assert operands.scale is not None
-    g = operands.g + operands.scale * plan.to_leading(noise)
-    return _compose(operands._replace(g=g), None)
+    return product((x, s1, mean, s2, scale, None), None, draw_seed(generator))
 
 
 def dense_matrix(s1: Tensor, g: Tensor, s2: Tensor) -> Tensor:
@@ -100,23 +64,11 @@ def dense_matrix(s1: Tensor, g: Tensor, s2: Tensor) -> Tensor:
 
     ``H[i,k] H[j,k] = D**-0.5 H[i^j,k]`` gives ``W[i,j] = s1[i] s2[j] c[i^j]``, ``c = D**-0.5 H g``.
     """
-    check_shapes(s1.shape, s1.shape, g.shape, s2.shape)
+    broadcast_views(s1.shape, s1.shape, g.shape, s2.shape)  # refuses what does not fit
     size = g.shape[-1]
     c = fwht(g) * size**-0.5
     entries: Tensor = c[..., _xor_table(size, g.device)]
     return s1.unsqueeze(-1) * entries * s2.unsqueeze(-2)
-
-
-def linear_map_in_g(x: Tensor, s1: Tensor, s2: Tensor) -> Tensor:
-    r"""Return ``A(x)`` with ``W x = A(x) g``, shape ``(..., D, D)``: the product is linear in g.
-
-    ``A(x) = diag(s1) H diag(u)``, ``u = H(s2 * x)``. If ``g ~ N(mean, Σ)`` then
-    ``y ~ N(A mean, A Σ Aᵀ)``: equation 3 of the paper.
-    """
-    check_shapes(x.shape, s1.shape, s2.shape, s2.shape)
-    u = fwht(s2 * x)
-    H = hadamard_matrix(x.shape[-1], dtype=u.dtype, device=u.device)
-    return s1.unsqueeze(-1) * H * u.unsqueeze(-2)
 
 
 def column_features(x: Tensor, s1: Tensor, s2: Tensor) -> Tensor:

@@ -57,7 +57,7 @@ def local_function_values(
     model: nn.Module,
     x: Tensor,
     batch_shape: tuple[int, ...],
-    num_samples: int,
+    num_draws: int,
     generator: torch.Generator | None,
 ) -> Tensor:
     """Run ``model`` with fresh weights for every row: ``f (*batch_shape, S, N, out)``.
@@ -66,10 +66,10 @@ def local_function_values(
     """
     with sampling(LocalReparameterization(generator)):
         if _rows_are_features(x, batch_shape):
-            values: Tensor = model(with_draws(x, batch_shape, num_samples))
+            values: Tensor = model(with_draws(x, batch_shape, num_draws))
             return values
         rows = _with_replicas(x, batch_shape)
-        return torch.stack([model(rows) for _ in range(num_samples)], dim=len(batch_shape))
+        return torch.stack([model(rows) for _ in range(num_draws)], dim=len(batch_shape))
 
 
 @torch.no_grad()
@@ -77,7 +77,7 @@ def draw_functions(
     model: nn.Module,
     x: Tensor,
     *,
-    num_samples: int,
+    num_draws: int,
     generator: torch.Generator | None = None,
     batch_size: int | None = None,
 ) -> Tensor:
@@ -88,23 +88,23 @@ def draw_functions(
     Args:
         model: Any module; its Bayesian layers follow the sampler.
         x: ``(N, ...)`` shared by the replicas, or ``(*batch_shape, N, ...)``.
-        num_samples: ``S``, how many functions.
+        num_draws: ``S``, how many functions.
         generator: Source of randomness; ``None`` is torch's default generator.
         batch_size: Rows per pass, to bound memory; ``None`` takes all at once.
 
     Returns:
         ``f``, shape ``(*batch_shape, S, N, out)``.
     """
-    check_positive_int("num_samples", num_samples)
+    check_positive_int("num_draws", num_draws)
     batch_shape = batch_shape_of(model)
     chunks = _chunks(x, batch_shape, batch_size)
     k = len(batch_shape)
     if _rows_are_features(x, batch_shape):
-        with sampling(WeightDraws(num_samples, generator)):
-            parts = [model(with_draws(chunk, batch_shape, num_samples)) for chunk in chunks]
+        with sampling(WeightDraws(num_draws, generator)):
+            parts = [model(with_draws(chunk, batch_shape, num_draws)) for chunk in chunks]
         return torch.cat(parts, dim=k + 1)
     draws = []
-    for _ in range(num_samples):
+    for _ in range(num_draws):
         with sampling(WeightDraws(None, generator)):
             parts = [model(_with_replicas(chunk, batch_shape)) for chunk in chunks]
         draws.append(torch.cat(parts, dim=k))
@@ -137,11 +137,11 @@ def _with_replicas(x: Tensor, batch_shape: tuple[int, ...]) -> Tensor:
     return x.expand(*batch_shape, *x.shape)
 
 
-def with_draws(x: Tensor, batch_shape: tuple[int, ...], num_samples: int) -> Tensor:
+def with_draws(x: Tensor, batch_shape: tuple[int, ...], num_draws: int) -> Tensor:
     """``(*batch_shape, S, N, in)``: a stride-0 draws axis before the rows."""
     if x.dim() > 2:
         x = x.unsqueeze(-3)
-    return x.expand(*batch_shape, num_samples, *x.shape[-2:])
+    return x.expand(*batch_shape, num_draws, *x.shape[-2:])
 
 
 def _chunks(x: Tensor, batch_shape: tuple[int, ...], batch_size: int | None) -> list[Tensor]:

@@ -1,50 +1,28 @@
-"""Scores of predictions: pure functions of tensors, each a scalar over all rows given.
+"""Scores of predictions: pure functions of tensors that return a scalar, the mean over all rows.
 
-Regression scores take targets of exactly the predictions' shape: nothing is broadcast. With
-replicas, score each member of ``predictive.unbind()``. Lower is better except for ``accuracy`` and
-``auroc``; ``coverage`` should equal the level of its interval. NaN in, NaN out or a DataError.
+Targets must have exactly the shape of the predictions: nothing is broadcast. With replicas, score
+each member of ``predictive.unbind()``. Lower is better except for ``accuracy`` and ``auroc``;
+``coverage`` should equal the level of its interval. NaN gives NaN or raises ``DataError``.
 """
 
 from __future__ import annotations
 
 import math
 from itertools import pairwise
-from typing import Protocol
+from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from whvi._checks import check_finite, check_positive_int
 from whvi.errors import ConfigError, DataError, ShapeError
 
-_PAIRS_AT_ONCE = 1 << 21  # elements of the (S, S, rows) block in memory: 16 MB in float64
+if TYPE_CHECKING:
+    from whvi.predictive import Predictive
 
+_PAIRS_AT_ONCE = 1 << 21  # elements of one (S, S, rows) block: 16 MB in float64
 _PANEL_LEVELS = (1e-5, 0.01, 0.2, 0.5, 0.8, 0.99, 1 - 1e-5)
-
-
-class SupportsCrps(Protocol):
-    """What :func:`crps` needs of a predictive distribution."""
-
-    @property
-    def batch_shape(self) -> tuple[int, ...]:
-        """Replica axes; must be ``()``."""
-
-    @property
-    def mean(self) -> Tensor:
-        """Mean per row and output."""
-
-    @property
-    def discrete(self) -> bool:
-        """Whether outcomes are integers."""
-
-    def gaussian_components(self) -> tuple[Tensor, Tensor] | None:
-        """Return (loc, scale) of a Gaussian mixture, else ``None``."""
-
-    def cdf(self, y: Tensor, /) -> Tensor:
-        """Return ``P(Y <= y)``."""
-
-    def quantile(self, q: float, /) -> Tensor:
-        """Return the smallest ``y`` with ``cdf(y) >= q``."""
 
 
 # Regression ----------------------------------------------------------------------------------
@@ -64,7 +42,7 @@ def mnll(log_prob: Tensor) -> Tensor:
 
 
 def coverage(lower: Tensor, upper: Tensor, y: Tensor) -> Tensor:
-    """Return the share of targets within ``[lower, upper]``; compare it with the level."""
+    """Return the fraction of targets within ``[lower, upper]``, to be compared with the level."""
     _check_interval(lower, upper, y)
     return ((lower <= y) & (y <= upper)).double().mean()
 
@@ -85,7 +63,7 @@ def calibration_error(pit: Tensor) -> Tensor:
     r"""Return how far the PIT values are from uniform: :math:`\int_0^1 |\hat F(p) - p| \, dp`.
 
     The area between the calibration curve and the diagonal (Kuleshov et al., 2018), exact and
-    without bins: between 0 and 1/2. For continuous targets.
+    without bins; between 0 and 1/2. For continuous targets.
 
     Args:
         pit: ``predictive.cdf(y)``, any shape, values in [0, 1].
@@ -94,16 +72,18 @@ def calibration_error(pit: Tensor) -> Tensor:
     u = pit.double().flatten().sort().values
     num = len(u)
     if num == 0 or u[0] < 0 or u[-1] > 1:
-        raise DataError("pit must hold at least one value, all within [0, 1]: give cdf(y)")
+        raise DataError(
+            "pit must hold at least one value, all within [0, 1]: pass predictive.cdf(y)"
+        )
     edges = torch.linspace(0, 1, num + 1, dtype=u.dtype, device=u.device)
     start, end = edges[:-1], edges[1:]
-    # Equal mass transport: the i-th smallest value covers [start, end].
+    # The i-th smallest value is matched with the probabilities between start and end.
     inside = ((u - start).square() + (end - u).square()) / 2
     outside = (u - (start + end) / 2).abs() / num
     return torch.where((u >= start) & (u <= end), inside, outside).sum()
 
 
-def crps(predictive: SupportsCrps, y: Tensor) -> Tensor:
+def crps(predictive: Predictive, y: Tensor) -> Tensor:
     r"""Return the mean continuous ranked probability score, in units of ``y``.
 
     :math:`\int (F(x) - 1[y \le x])^2 \, dx = E|X - y| - \tfrac12 E|X - X'|`, per output. Gaussian
@@ -165,28 +145,21 @@ def _mean_absolute(mean: Tensor, scale: Tensor) -> Tensor:
     return 2 * scale * density + signed
 
 
-def _crps_quadrature(predictive: SupportsCrps, y: Tensor) -> Tensor:
+def _crps_quadrature(predictive: Predictive, y: Tensor) -> Tensor:
+    nodes, weights = np.polynomial.legendre.leggauss(12)  # on [-1, 1]
     ends = [predictive.quantile(q) for q in _PANEL_LEVELS]
     split = torch.minimum(torch.maximum(y, ends[0]), ends[-1])
     edges = torch.stack([*ends, split]).sort(0).values
     total = (y - split).abs()  # beyond the last quantile the integrand is 1
     for start, end in pairwise(edges.unbind()):
         after = (start >= split).double()
-        for node, weight in zip(*_gauss_legendre(12), strict=True):
-            gap = predictive.cdf(start + (end - start) * node) - after
-            total = total + weight * (end - start) * gap.square()
+        for node, weight in zip((nodes + 1).tolist(), weights.tolist(), strict=True):
+            gap = predictive.cdf(start + (end - start) / 2 * node) - after
+            total = total + weight * (end - start) / 2 * gap.square()
     return total
 
 
-def _gauss_legendre(num: int) -> tuple[list[float], list[float]]:
-    """Return nodes and weights on [0, 1] by Golub and Welsch's eigenvalue problem."""
-    k = torch.arange(1, num, dtype=torch.float64)
-    beta = k / (4 * k.square() - 1).sqrt()
-    nodes, vectors = torch.linalg.eigh(torch.diag(beta, 1) + torch.diag(beta, -1))
-    return ((nodes + 1) / 2).tolist(), vectors[0].square().tolist()
-
-
-def _crps_sum(predictive: SupportsCrps, y: Tensor) -> Tensor:
+def _crps_sum(predictive: Predictive, y: Tensor) -> Tensor:
     """Sum ``(F(k) - 1[y <= k])²`` over the integers from the first to the last that matter."""
     check_finite("y", y)
     low = torch.minimum(predictive.quantile(1e-9), y.floor())
@@ -202,7 +175,7 @@ def _crps_sum(predictive: SupportsCrps, y: Tensor) -> Tensor:
 
 
 def accuracy(predicted: Tensor, labels: Tensor) -> Tensor:
-    """Return the share of right labels, e.g. of ``predictive.mode``."""
+    """Return the fraction of correct labels, for example of ``predictive.mode``."""
     _check_same("predicted", predicted, labels)
     return (predicted == labels).double().mean()
 
@@ -214,9 +187,9 @@ def brier(probs: Tensor, labels: Tensor) -> Tensor:
 
     Args:
         probs: Shape ``(N, C)``.
-        labels: Whole numbers 0, …, C − 1, shape ``(N,)``.
+        labels: Integers 0, …, C − 1, shape ``(N,)``.
     """
-    _check_probs(probs, labels)
+    check_probs(probs, labels)
     hot = torch.nn.functional.one_hot(labels.long(), probs.shape[-1])
     return (probs - hot).square().sum(-1).mean()
 
@@ -229,10 +202,10 @@ def ece(probs: Tensor, labels: Tensor, *, num_bins: int = 15) -> Tensor:
 
     Args:
         probs: Shape ``(N, C)``.
-        labels: Whole numbers 0, …, C − 1, shape ``(N,)``.
+        labels: Integers 0, …, C − 1, shape ``(N,)``.
         num_bins: ``B``.
     """
-    _check_probs(probs, labels)
+    check_probs(probs, labels)
     check_positive_int("num_bins", num_bins)
     confidence, predicted = probs.double().max(-1)
     bins = ((confidence * num_bins).ceil() - 1).clamp(0, num_bins - 1).long()
@@ -242,7 +215,7 @@ def ece(probs: Tensor, labels: Tensor, *, num_bins: int = 15) -> Tensor:
 
 
 def auroc(scores: Tensor, positives: Tensor) -> Tensor:
-    """Return the area under the ROC curve: P(score of a positive > of a negative), ties half.
+    """Return the area under the ROC curve: P(a positive scores above a negative), ties count 1/2.
 
     Args:
         scores: Higher means more likely positive, shape ``(N,)``.
@@ -266,7 +239,7 @@ def auroc(scores: Tensor, positives: Tensor) -> Tensor:
     return above / (num_positive * num_negative)
 
 
-# The door ------------------------------------------------------------------------------------
+# Input validation ----------------------------------------------------------------------------
 
 
 def _check_same(name: str, value: Tensor, y: Tensor) -> None:
@@ -286,7 +259,8 @@ def _check_interval(lower: Tensor, upper: Tensor, y: Tensor) -> None:
         raise DataError("an interval has its lower end above its upper end")
 
 
-def _check_probs(probs: Tensor, labels: Tensor) -> None:
+def check_probs(probs: Tensor, labels: Tensor) -> None:
+    """Raise unless ``probs (N, C)`` are probabilities and ``labels (N,)`` are 0, …, C − 1."""
     if probs.dim() != 2 or labels.shape != probs.shape[:1] or len(labels) == 0:
         raise ShapeError(
             f"expected probs (N, C) and labels (N,), got {tuple(probs.shape)} and "
@@ -298,7 +272,7 @@ def _check_probs(probs: Tensor, labels: Tensor) -> None:
         ((probs.double().sum(-1) - 1).abs() > 1e-3).any()
     ):
         raise DataError(
-            "probs must lie in [0, 1] and sum to 1 in every row: give softmax, not logits"
+            "probs must lie in [0, 1] and sum to 1 in every row: pass softmax, not logits"
         )
     if not bool(((labels >= 0) & (labels < probs.shape[-1]) & (labels == labels.long())).all()):
-        raise DataError(f"labels must be whole numbers from 0 to {probs.shape[-1] - 1}")
+        raise DataError(f"labels must be integers from 0 to {probs.shape[-1] - 1}")

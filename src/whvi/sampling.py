@@ -1,4 +1,4 @@
-"""Who decides how stochastic layers draw their weights: an explicit sampler, set by a context.
+"""How stochastic layers draw their weights: an explicit sampler, set by a context.
 
 A layer asks :func:`current_sampler` when it runs. There are three answers:
 
@@ -15,21 +15,39 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
-from typing import final
+from typing import Protocol, final
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from whvi._checks import check_positive_int
-from whvi._kernel.noise import draw_seed
+from whvi.errors import ShapeError
 
 _SEED_STEP = 0x1E3779B97F4A7C15  # odd: the steps visit every seed before one comes back
 _NUM_SEEDS = 2**63
 
 
+class RandomVector(Protocol):
+    """What a sampler turns into a value: a posterior."""
+
+    @property
+    def mean(self) -> Tensor:
+        """Return the mean, shape ``(*batch_shape, n)``."""
+
+    def draw(self, inner_shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
+        """Return draws, shape ``(*batch_shape, *inner_shape, n)``."""
+
+
 @final
 class MeanWeights:
     """Use the posterior mean of every weight; nothing is random."""
+
+    generator: torch.Generator | None = None
+    sample_shape: tuple[int, ...] = ()
+
+    def value(self, posterior: RandomVector, inner_shape: tuple[int, ...] = ()) -> Tensor:
+        """Return the mean, whatever the rows."""
+        return posterior.mean
 
 
 @final
@@ -40,9 +58,15 @@ class LocalReparameterization:
         generator: Source of randomness; ``None`` is torch's default generator.
     """
 
+    sample_shape: tuple[int, ...] = ()
+
     def __init__(self, generator: torch.Generator | None = None) -> None:
         self.generator = generator
         self._seed: int | None = None
+
+    def value(self, posterior: RandomVector, inner_shape: tuple[int, ...] = ()) -> Tensor:
+        """Return a draw for every row of ``inner_shape``: ``(*batch_shape, *inner_shape, n)``."""
+        return posterior.draw(inner_shape, self.generator)
 
     def next_seed(self) -> int:
         """Return a new seed for a stream of noise; the first one is taken from the generator.
@@ -62,30 +86,30 @@ class WeightDraws:
     """Draw functions: within one sampler a layer keeps its drawn weights for every call.
 
     Args:
-        num_samples: ``S``: inputs carry a draws axis of that size right after ``batch_shape``,
+        num_draws: ``S``: inputs carry a draws axis of that size right after ``batch_shape``,
             and each of its entries has its own weights. ``None``: one draw, no such axis.
         generator: Source of randomness; ``None`` is torch's default generator.
     """
 
     def __init__(
-        self, num_samples: int | None = None, generator: torch.Generator | None = None
+        self, num_draws: int | None = None, generator: torch.Generator | None = None
     ) -> None:
-        if num_samples is not None:
-            check_positive_int("num_samples", num_samples)
-        self.num_samples = num_samples
+        if num_draws is not None:
+            check_positive_int("num_draws", num_draws)
+        self.num_draws = num_draws
         self.generator = generator
-        self._draws: dict[nn.Module, Tensor] = {}
+        self.sample_shape: tuple[int, ...] = () if num_draws is None else (num_draws,)
+        self._draws: dict[object, Tensor] = {}
 
-    @property
-    def sample_shape(self) -> tuple[int, ...]:
-        """``(S,)`` or ``()``."""
-        return () if self.num_samples is None else (self.num_samples,)
+    def value(self, posterior: RandomVector, inner_shape: tuple[int, ...] = ()) -> Tensor:
+        """Return the draws kept for this posterior, ``(*batch_shape, *sample_shape, n)``."""
+        return self.draw_once(posterior, lambda: posterior.draw(self.sample_shape, self.generator))
 
-    def draw_once(self, layer: nn.Module, draw: Callable[[], Tensor]) -> Tensor:
-        """Return what ``draw`` gave for ``layer`` the first time it was asked."""
-        if layer not in self._draws:
-            self._draws[layer] = draw()
-        return self._draws[layer]
+    def draw_once(self, key: object, draw: Callable[[], Tensor]) -> Tensor:
+        """Return what ``draw`` gave for ``key`` (a module) the first time it was asked."""
+        if key not in self._draws:
+            self._draws[key] = draw()
+        return self._draws[key]
 
 
 Sampler = MeanWeights | LocalReparameterization | WeightDraws
@@ -106,3 +130,32 @@ def sampling(sampler: Sampler) -> Iterator[Sampler]:
         yield sampler
     finally:
         _current.reset(token)
+
+
+def draw_seed(generator: torch.Generator | None = None) -> int:
+    """Take a seed from ``generator`` (``None``: torch's default), advancing it."""
+    device = "cpu" if generator is None else generator.device
+    seed = torch.randint(_NUM_SEEDS - 1, (), generator=generator, device=device).item()
+    return seed  # type: ignore[return-value]  # an integer tensor
+
+
+def check_draws_axis(x: Tensor, sampler: Sampler, batch_ndim: int, row_ndim: int = 1) -> None:
+    """Refuse an input without the draws axis that the sampler announces.
+
+    ``x`` is ``(*batch_shape, *inner, *row)`` with ``batch_ndim`` and ``row_ndim`` outer axes.
+    """
+    if sampler.sample_shape:
+        inner = x.shape[batch_ndim : x.dim() - row_ndim]
+        if inner[:1] != sampler.sample_shape:
+            (num_draws,) = sampler.sample_shape
+            raise ShapeError(
+                f"with WeightDraws(num_draws={num_draws}) the input needs shape "
+                f"(*batch_shape, {num_draws}, ..., features), got {tuple(x.shape)}"
+            )
+
+
+def insert_inner_axes(v: Tensor, batch_ndim: int, inner_ndim: int, own_ndim: int = 1) -> Tensor:
+    """Insert axes of size 1 so that ``(*batch, *some_inner, *own)`` has ``inner_ndim`` of them."""
+    missing = inner_ndim - (v.dim() - batch_ndim - own_ndim)
+    split = v.dim() - own_ndim
+    return v.reshape(*v.shape[:split], *(1,) * missing, *v.shape[split:]) if missing else v

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 import torch
 
+from whvi._kernel import backend as module
 from whvi._kernel.backend import backend
 from whvi._kernel.noise import normal_from_seed
 from whvi.functional import structured_product
-from whvi._kernel import backend as module
 from whvi.transforms import fwht, fwht_
 
 

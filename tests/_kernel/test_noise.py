@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
-
 import numpy as np
 import pytest
 import torch
 
-from whvi._kernel.noise import _cell, draw_seed, normal_from_seed, standard_normal
+from whvi._kernel.noise import normal_from_seed
+from whvi.sampling import draw_seed
 
 GROUP = 64
 SEEDS = [0, 1, 2**32 - 1, 2**32, 0x299F31D0A4093822, 2**63 - 2]
@@ -175,51 +174,22 @@ def test_a_shape_is_a_view_of_the_stream(kernel):
 
 def test_a_generator_decides_everything():
     first, again = (
-        standard_normal((50,), generator=torch.Generator().manual_seed(1)) for _ in "ab"
+        normal_from_seed((50,), draw_seed(torch.Generator().manual_seed(1))) for _ in "ab"
     )
     assert torch.equal(first, again)
     generator = torch.Generator().manual_seed(1)
-    draws = [standard_normal((50,), generator=generator) for _ in range(3)]
+    draws = [normal_from_seed((50,), draw_seed(generator)) for _ in range(3)]
     assert torch.equal(draws[0], first)
     assert not torch.equal(draws[1], draws[2])
     torch.manual_seed(8)
-    default = standard_normal((5,))
+    default = normal_from_seed((5,), draw_seed())
     torch.manual_seed(8)
-    assert torch.equal(standard_normal((5,)), default)
+    assert torch.equal(normal_from_seed((5,), draw_seed()), default)
 
 
 def test_a_generator_is_not_touched_by_others(generator):
     torch.manual_seed(0)
     before = torch.get_rng_state()
-    standard_normal((5,), generator=generator)
+    normal_from_seed((5,), draw_seed(generator))
     normal_from_seed((5,), 3)
     assert torch.equal(torch.get_rng_state(), before)
-
-
-def test_seeds_fill_their_range(generator):
-    seeds = [draw_seed(generator) for _ in range(2000)]
-    assert len(set(seeds)) == len(seeds)
-    assert all(0 <= seed < 2**63 for seed in seeds)
-    bits = np.array([[seed >> bit & 1 for bit in range(63)] for seed in seeds]).mean(0)
-    assert abs(bits - 0.5).max() < 5 * 0.5 / len(seeds) ** 0.5  # five standard errors
-
-
-@pytest.mark.parametrize("make", [lambda: None, torch.Generator], ids=["default", "generator"])
-def test_a_seed_is_what_randint_draws(make):
-    generator = make()
-    source = torch.default_generator if generator is None else generator
-    state = source.get_state()
-    with torch.inference_mode():  # the first draw of a thread, maybe: its memory serves all others
-        drawn = [draw_seed(generator)]
-    drawn += [draw_seed(generator) for _ in range(3)]
-    source.set_state(state)
-    expected = [int(torch.randint(2**63 - 1, (), generator=generator)) for _ in range(4)]
-    assert drawn == expected
-
-
-def test_every_thread_draws_seeds_into_memory_of_its_own():
-    with ThreadPoolExecutor(1) as pool:
-        other = pool.submit(lambda: _cell.tensor.data_ptr()).result()
-        seed = pool.submit(draw_seed, torch.Generator().manual_seed(5)).result()
-    assert other != _cell.tensor.data_ptr()
-    assert seed == draw_seed(torch.Generator().manual_seed(5))

@@ -13,7 +13,7 @@ import pytest
 
 from tests.cli.small_tables import QUICK
 from whvi.cli import main
-from whvi.cli.predicting import harmless
+from whvi.cli.commands import harmless
 
 # Libraries compile texts of their own (type hints, named tuples), and imports run the code of
 # installed files. What an honest run of the same commands does is heard first, and is no alarm.

@@ -7,7 +7,6 @@ import io
 import json
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,9 +14,9 @@ import torch
 
 from tests.cli.small_tables import QUICK
 from whvi.cli import main
-from whvi.cli.tables import TableOptions, model_columns, read
+from whvi.cli.commands import TableOptions, model_columns
 from whvi.metrics import rmse
-from whvi.tabular.modelfile import load_model
+from whvi.tabular import load_model
 
 
 def table(text):
@@ -29,24 +28,13 @@ def test_predictions_are_those_of_the_library(files, capsys):
     out = table(capsys.readouterr().out)
     assert list(out[0]) == ["mean", "std", "epistemic", "aleatoric", "lower", "upper"]
     model = load_model(files["house"])
-    frame = model_columns(read(files["new"], TableOptions()), model, TableOptions())
-    predictive = model.predict_dist(frame)
+    predictive = model.predict_dist(frame_of(files))
     lower, upper = predictive.interval(0.8)
     for name, values in [
         *(("mean", predictive.mean), ("std", predictive.std), ("epistemic", predictive.epistemic)),
         *(("aleatoric", predictive.aleatoric), ("lower", lower), ("upper", upper)),
     ]:
         assert [float(row[name]) for row in out] == values.tolist(), name
-
-
-def test_blocks_of_rows_make_no_difference(files, capsys, monkeypatch):
-    assert main(["predict", files["house"], files["test"], "--quiet"]) == 0
-    whole = capsys.readouterr().out
-    monkeypatch.setattr("whvi.cli.predicting._ROWS_AT_ONCE", 7)
-    assert main(["predict", files["house"], files["test"], "--quiet"]) == 0
-    parts = capsys.readouterr().out
-    a, b = ([[float(v) for v in row.values()] for row in table(text)] for text in (whole, parts))
-    np.testing.assert_allclose(a, b, rtol=1e-5)  # float32 products of other sizes
 
 
 def test_classes_have_labels_and_probabilities(files, tmp_path):
@@ -111,8 +99,8 @@ def test_a_fit_is_a_function_of_its_seed(files, tmp_path):
 
 
 def frame_of(files):
-    frame = read(files["new"], TableOptions())
-    return model_columns(frame, load_model(files["house"]), TableOptions())
+    schema = load_model(files["house"]).schema_
+    return model_columns(TableOptions().read(files["new"], schema.kinds), schema, TableOptions())
 
 
 def test_a_checkpointed_fit_goes_on(files, tmp_path):
@@ -192,6 +180,6 @@ def test_an_interrupt_is_130(files, monkeypatch, capsys):
     def interrupted(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("whvi.tabular.modelfile.load_model", interrupted)
+    monkeypatch.setattr("whvi.cli.commands.load_predictor", interrupted)
     assert main(["predict", files["house"], files["new"]]) == 130
     assert capsys.readouterr().err == "interrupted\n"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 import math
 import re
 import time
@@ -170,6 +171,47 @@ def test_categories_that_look_like_numbers(tmp_path, capsys):
     capsys.readouterr()
     assert main(["predict", model, str(data)]) == 0
     assert capsys.readouterr().err == ""
+
+
+def test_a_category_stays_a_text_whatever_the_other_rows_hold(tmp_path, capsys):
+    """At fit ``01`` and ``x`` are texts; later a table of ``01`` alone is not read as numbers."""
+    data, model = tmp_path / "t.csv", str(tmp_path / "m")
+    codes = ["01", "1", "x"]
+    data.write_text("c,y\n" + "".join(f"{codes[k % 3]},{k % 3}\n" for k in range(60)))
+    call = ["fit", str(data), "-t", "y", "-o", model, "--likelihood", "gaussian"]
+    assert main([*call, "--steps", "30", "--members", "1", "--hidden", "8", "-q"]) == 2
+    assert "'c' holds 'x'" in capsys.readouterr().err  # mostly numbers: most likely a stray text
+    codes = ["01", "1", "x", "y"]
+    data.write_text("c,y\n" + "".join(f"{codes[k % 4]},{k % 4}\n" for k in range(60)))
+    assert main([*call, *QUICK]) == 0
+    found = {}
+    for name, cells in (("mixed", ["01", "1", "x"]), ("same", ["01", "01"]), ("ones", ["1"])):
+        data.write_text("\n".join(["c", *cells]) + "\n")
+        capsys.readouterr()
+        assert main(["predict", model, str(data)]) == 0
+        captured = capsys.readouterr()
+        assert captured.err == ""  # no note on categories that training did not have
+        found[name] = captured.out.splitlines()[1:]
+    assert found["same"] == [found["mixed"][0]] * 2
+    assert found["ones"] == [found["mixed"][1]]
+    assert found["mixed"][0] != found["mixed"][1]
+
+
+def test_labels_keep_their_leading_zeros(tmp_path, capsys):
+    data, model = tmp_path / "t.csv", str(tmp_path / "m")
+    data.write_text("x,y\n" + "".join(f"{k % 3},{['01', '1', 'x'][k % 3]}\n" for k in range(60)))
+    assert main(["fit", str(data), "-t", "y", "-o", model, *QUICK]) == 0
+    data.write_text("x,y\n0,01\n0,01\n")
+    assert main(["evaluate", model, str(data), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["num_rows"] == 2
+
+
+def test_kept_columns_are_copied_as_they_are(files, tmp_path, capsys):
+    data = tmp_path / "t.csv"
+    data.write_text("id,size,age,town\n007,1,2,A\n-8,1,2,B\n,1,2,B\n")
+    assert main(["predict", files["house"], str(data), "--keep", "id", "-q"]) == 0
+    kept = [line.split(",")[0] for line in capsys.readouterr().out.splitlines()]
+    assert kept == ["id", "007", "-8", ""]
 
 
 def test_a_column_of_identifiers_is_refused(tmp_path, capsys):

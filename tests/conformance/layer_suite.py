@@ -153,7 +153,7 @@ class LayerSuite:
     def test_a_missing_draws_axis_is_refused(self) -> None:
         layer = self.make()
         for x in (self.rows(6, 4), self.rows()):
-            with pytest.raises(ShapeError, match="num_samples=5"):
+            with pytest.raises(ShapeError, match="num_draws=5"):
                 run(layer, x, WeightDraws(5))
 
     # --- forward leaves nothing behind -----------------------------------------------------------
@@ -264,11 +264,11 @@ class LayerSuite:
         assert torch.equal(first, other) is not self.case.is_random
 
     @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-    @pytest.mark.parametrize("num_samples", [None, 3])
-    def test_a_draw_is_a_function(self, dtype: torch.dtype, num_samples: int | None) -> None:
+    @pytest.mark.parametrize("num_draws", [None, 3])
+    def test_a_draw_is_a_function(self, dtype: torch.dtype, num_draws: int | None) -> None:
         """I12: other rows, their order, the batch size and chunks do not change a value."""
         layer, x = self.make(dtype=dtype), self.rows(37, dtype=dtype)
-        sampler = WeightDraws(num_samples, seeded())
+        sampler = WeightDraws(num_draws, seeded())
         axis = len(sampler.sample_shape)
 
         def value(rows: Tensor) -> Tensor:

@@ -53,7 +53,8 @@ def replica(posterior: Posterior, build: Callable[..., Posterior], index: int) -
 def block(posterior: Posterior, build: Callable[..., Posterior], index: int) -> Posterior:
     """Return stacked block ``index`` of a posterior without replicas as one of its own."""
     alone = build((1, posterior.shape[-1]), dtype=posterior.loc.dtype)
-    state = {name: t[index : index + 1] for name, t in posterior.state_dict().items()}
+    num_blocks = posterior.shape[0]
+    state = {n: t.unflatten(0, (num_blocks, -1))[index] for n, t in posterior.state_dict().items()}
     alone.load_state_dict(state)
     return alone
 
@@ -72,14 +73,23 @@ class PosteriorSuite:
     def priors(self) -> list[str]:
         return sorted(PRIORS)
 
-    def test_draws_put_replicas_first_then_the_inner_axes(self) -> None:
+    def test_vectors_are_flat_and_samples_come_first(self) -> None:
         for shape in [(2, 3), (4, 2, 3), (5, 4, 1, 3)]:
             posterior = self.make(*shape)
+            replicas, n = shape[:-2], shape[-2] * shape[-1]
             assert posterior.shape == shape
-            assert posterior.batch_shape == shape[:-2]
-            assert posterior.mean.shape == shape
-            for inner in [(), (6,), (6, 7), (0,)]:
-                assert posterior.rsample(inner).shape == (*shape[:-2], *inner, *shape[-2:])
+            assert posterior.batch_shape == replicas
+            assert posterior.mean.shape == posterior.loc.shape == (*replicas, n)
+            assert posterior.blocks(posterior.mean).shape == shape
+            for some in [(), (6,), (6, 7), (0,)]:
+                assert posterior.rsample(some).shape == (*some, *replicas, n)
+                assert posterior.draw(some).shape == (*replicas, *some, n)
+
+    def test_both_orders_of_axes_hold_the_same_draws(self) -> None:
+        posterior = self.make(2, 3, 2, 4)
+        ours = posterior.draw((5, 6), seeded(1))
+        theirs = posterior.rsample((5, 6), generator=seeded(1))
+        assert torch.equal(theirs, ours.permute(2, 3, 0, 1, 4))
 
     def test_draws_are_reproducible_by_their_generator_alone(self) -> None:
         posterior = self.make(2, 3)
@@ -114,7 +124,7 @@ class PosteriorSuite:
     def test_every_parameter_gets_a_gradient_at_the_start(self) -> None:
         posterior = type(self).build((2, 8), dtype=DTYPE)
         posterior.reset(1.4, 0.1, generator=seeded())
-        target = torch.randn(2, 8, generator=seeded(3), dtype=DTYPE)
+        target = torch.randn(16, generator=seeded(3), dtype=DTYPE)
         draws = posterior.rsample((16,), generator=seeded(4))
         (
             (draws - target).square().sum(-1).square().sum() + self.kl(posterior, FixedPrior())
@@ -143,7 +153,7 @@ class PosteriorSuite:
         with torch.no_grad():
             posterior.loc[1] += 100
         draws = posterior.rsample((50,), generator=seeded())
-        assert (draws[1] - draws[0] > 50).all()
+        assert (draws[:, 1] - draws[:, 0] > 50).all()
 
     def test_state_dict_and_copies_round_trip(self) -> None:
         posterior, other = self.make(2, 3), self.make(2, 3, seed=9)
@@ -217,7 +227,7 @@ class GaussianPosteriorSuite(PosteriorSuite):
     """What members with a Gaussian ``q`` add: exact moments and an exact KL."""
 
     def dense(self, posterior: Posterior) -> MultivariateNormal:
-        return MultivariateNormal(posterior.mean, posterior.covariance())
+        return MultivariateNormal(posterior.blocks(posterior.mean), posterior.covariance())
 
     def move_to_prior(self, posterior: Posterior, variance: float) -> None:
         """Make ``q = N(0, variance · I)``."""
@@ -229,7 +239,7 @@ class GaussianPosteriorSuite(PosteriorSuite):
             posterior, prior = self.make(*shape), PRIORS[prior_name](shape[:-2])
             variance = prior.variance(posterior.mean_square())[..., None, None, None]
             eye = torch.eye(shape[-1], dtype=DTYPE)
-            p = MultivariateNormal(torch.zeros_like(posterior.mean), variance * eye)
+            p = MultivariateNormal(torch.zeros(shape, dtype=DTYPE), variance * eye)
             expected = kl_divergence(self.dense(posterior), p).sum(-1)
             torch.testing.assert_close(posterior.kl(prior), expected, rtol=1e-12, atol=1e-12)
 
@@ -244,8 +254,8 @@ class GaussianPosteriorSuite(PosteriorSuite):
         with torch.no_grad():
             g = posterior.rsample((20_000,), generator=seeded(7))
             variance = prior.variance(posterior.mean_square())
-            log_p = torch.distributions.Normal(0.0, variance.sqrt()).log_prob(g).sum((-2, -1))
-            log_ratio = self.dense(posterior).log_prob(g).sum(-1) - log_p
+            log_p = torch.distributions.Normal(0.0, variance.sqrt()).log_prob(g).sum(-1)
+            log_ratio = self.dense(posterior).log_prob(posterior.blocks(g)).sum(-1) - log_p
             standard_error = log_ratio.std() / math.sqrt(len(log_ratio))
             z = (log_ratio.mean() - posterior.kl(prior)) / standard_error
         assert abs(z.item()) < 4
@@ -266,9 +276,9 @@ class GaussianPosteriorSuite(PosteriorSuite):
 
     def test_variance_is_the_diagonal_of_the_covariance(self) -> None:
         posterior = self.make(3, 2, 4)
-        diagonal = posterior.covariance().diagonal(dim1=-2, dim2=-1)
+        diagonal = posterior.covariance().diagonal(dim1=-2, dim2=-1).flatten(-2)
         torch.testing.assert_close(posterior.variance, diagonal, rtol=1e-13, atol=0)
-        expected = (posterior.mean.square() + diagonal).mean((-2, -1))
+        expected = (posterior.mean.square() + diagonal).mean(-1)
         torch.testing.assert_close(posterior.mean_square(), expected, rtol=1e-13, atol=0)
 
     def test_draws_have_the_mean_and_covariance_they_claim(self) -> None:
@@ -277,18 +287,18 @@ class GaussianPosteriorSuite(PosteriorSuite):
         with torch.no_grad():
             draws = posterior.rsample((num_draws,), generator=seeded(11))
             mean, covariance = posterior.mean, posterior.covariance()
-        centred = draws - mean.unsqueeze(1)
-        z_mean = centred.mean(1) / (posterior.variance.detach() / num_draws).sqrt()
+        z_mean = (draws - mean).mean(0) / (posterior.variance.detach() / num_draws).sqrt()
         assert z_mean.abs().max() < 4.5  # 12 statistics
+        centred = posterior.blocks(draws - mean)
         products = centred.unsqueeze(-1) * centred.unsqueeze(-2)
-        z_cov = (products.mean(1) - covariance) / (products.std(1) / math.sqrt(num_draws))
+        z_cov = (products.mean(0) - covariance) / (products.std(0) / math.sqrt(num_draws))
         assert z_cov.abs().max() < 5  # 24 distinct statistics
         self.check_independence_of_blocks(centred)
 
     def check_independence_of_blocks(self, centred: Tensor) -> None:
         """Entries of different blocks and replicas are uncorrelated."""
-        num_draws = centred.shape[1]
-        rows = centred.movedim(1, -1).flatten(0, 1)  # (replica × block, D, draws)
+        num_draws = len(centred)
+        rows = centred.movedim(0, -1).flatten(0, 1)  # (replica × block, D, draws)
         for i in range(len(rows)):
             for j in range(i):
                 products = rows[i].unsqueeze(0) * rows[j].unsqueeze(1)
@@ -299,8 +309,8 @@ class GaussianPosteriorSuite(PosteriorSuite):
         size = 4
         posterior = self.make(1, size)
         with torch.no_grad():
-            draws = posterior.rsample((5_000,), generator=seeded(13))[:, 0]
-            centred = (draws - posterior.mean[0]).unsqueeze(-1)
+            draws = posterior.rsample((5_000,), generator=seeded(13))
+            centred = (draws - posterior.mean).unsqueeze(-1)
             solved = torch.linalg.solve(posterior.covariance()[0], centred)
             distances = (centred * solved).sum((-2, -1))
         assert stats.kstest(distances.numpy(), "chi2", args=(size,)).pvalue > 1e-4
@@ -308,5 +318,5 @@ class GaussianPosteriorSuite(PosteriorSuite):
     def test_reset_sets_the_marginal_standard_deviation(self) -> None:
         posterior = type(self).build((3, 8), dtype=DTYPE)
         posterior.reset(1.4, 0.05, generator=seeded())
-        expected = torch.full((3, 8), 0.05**2, dtype=DTYPE)
+        expected = torch.full((24,), 0.05**2, dtype=DTYPE)
         torch.testing.assert_close(posterior.variance, expected, rtol=1e-12, atol=0)

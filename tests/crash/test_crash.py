@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from tests.crash.job import run
-from whvi._sealed import unseal
+from whvi._files import unseal
 from whvi.training.checkpoint import open_store
 
 HERE = Path(__file__).parent

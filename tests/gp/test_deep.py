@@ -40,8 +40,8 @@ def test_functions_have_unit_variance_under_the_prior(weights):
         model = DeepGP(3, (2,), num_features=64, weights=weights, seed=seed)
         with torch.no_grad():
             for function in model.functions:
-                function.weight.posterior.loc.normal_(generator=torch.Generator().manual_seed(seed))
-                function.weight.posterior.log_scale.fill_(-20.0)
+                function.matrix.posterior.loc.normal_(generator=torch.Generator().manual_seed(seed))
+                function.matrix.posterior.log_scale.fill_(-20.0)
             hidden = model.functions[0](model.features[0](x))
             values.append(torch.cat([hidden[0], model(x)[0]]))
     variance = torch.stack(values).var(0)
@@ -52,9 +52,9 @@ def test_a_draw_is_a_function(generator):
     model = DeepGP(2, (3,), num_features=32)
     x = torch.randn(50, 2)
     state = generator.get_state()
-    together = whvi.draw_functions(model, x, num_samples=4, generator=generator)
+    together = whvi.draw_functions(model, x, num_draws=4, generator=generator)
     generator.set_state(state)
-    apart = whvi.draw_functions(model, x, num_samples=4, generator=generator, batch_size=7)
+    apart = whvi.draw_functions(model, x, num_draws=4, generator=generator, batch_size=7)
     torch.testing.assert_close(apart, together, rtol=0, atol=1e-5)
 
 
@@ -80,7 +80,7 @@ def test_depth_helps_where_the_lengthscale_changes():
         model, likelihood = DeepGP(1, hidden, num_features=64), Gaussian()
         likelihood.set_target_scaling(y)
         whvi.fit(model, likelihood, (x, y), config=config)
-        mean = likelihood.predictive(whvi.draw_functions(model, x, num_samples=32)).mean
+        mean = likelihood.predictive(whvi.draw_functions(model, x, num_draws=32)).mean
         errors.append((mean - y).square().mean().sqrt())
     shallow, deep = errors
     assert deep < 0.8 * shallow

@@ -93,7 +93,7 @@ def test_rows_shared_by_draws_give_what_copies_of_them_give(options):
 def test_kl_is_that_of_gaussians(options):
     layer = make(4, **options)
     q = torch.distributions.MultivariateNormal(
-        layer.posterior.mean[0], layer.posterior.covariance()[0]
+        layer.posterior.mean, layer.posterior.covariance()[0]
     )
     p = torch.distributions.MultivariateNormal(q.loc * 0, torch.eye(len(q.loc)).double())
     torch.testing.assert_close(whvi.kl(layer), torch.distributions.kl_divergence(q, p))

@@ -50,12 +50,12 @@ def mixed_net() -> nn.Sequential:
 def test_layers_nest_with_plain_modules() -> None:
     net, x = mixed_net(), normal(6, 5)
     likelihood = Gaussian(dtype=DTYPE)
-    value = elbo(net, likelihood, x, normal(6), num_data=6, num_samples=3).value
+    value = elbo(net, likelihood, x, normal(6), num_data=6, num_draws=3).value
     value.backward()
     assert all(p.grad is not None for p in net.parameters())
-    f = draw_functions(net, x, num_samples=4, generator=seeded())
+    f = draw_functions(net, x, num_draws=4, generator=seeded())
     assert f.shape == (4, 6, 1)
-    parts = draw_functions(net, x, num_samples=4, generator=seeded(), batch_size=2)
+    parts = draw_functions(net, x, num_draws=4, generator=seeded(), batch_size=2)
     torch.testing.assert_close(parts, f, rtol=1e-13, atol=1e-13)
 
 
@@ -78,7 +78,7 @@ def test_containers_hooks_and_freezing() -> None:
     net[0].requires_grad_(False)
     run(net, x, LocalReparameterization(seeded())).sum().backward()
     assert all(p.grad is None for p in net[0].parameters())
-    assert net[3][2].weight.s1.grad is not None
+    assert net[3][2].matrix.s1.grad is not None
     assert isinstance(nn.ModuleDict({"a": net})["a"], nn.Sequential)
 
 

@@ -82,6 +82,11 @@ class TestWHVIConv3d(LayerSuite):
     case = Case(partial(WHVIConv3d, 2, 3, 2, posterior="full"), (2, 3, 2, 3), (3, 2, 1, 2))
 
 
+class TestRandomBiasWHVIConv2d(LayerSuite):
+    grouped = partial(WHVIConv2d, groups=2, bias_posterior="low_rank")
+    case = Case(partial(grouped, 4, 6, 2), (4, 3, 2), (6, 2, 1))
+
+
 class TestMeanFieldConv1d(LayerSuite):
     case = Case(partial(MeanFieldConv1d, 4, 10, 3, groups=2), (4, 6), (10, 4), is_bitwise=False)
 

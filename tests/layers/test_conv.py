@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -51,7 +52,7 @@ OPTIONS: list[dict[str, Any]] = [
 def as_torch(layer: RandomConv, kernel: Tensor, kind: type, **options: Any) -> torch.nn.Module:
     conv = kind(layer.in_channels, layer.out_channels, **options, dtype=DTYPE)
     conv.weight = torch.nn.Parameter(kernel)
-    conv.bias = torch.nn.Parameter(layer.bias.value.detach())
+    conv.bias = torch.nn.Parameter(layer.bias.detach())
     return conv
 
 
@@ -63,14 +64,14 @@ def test_convolution_is_torchs_with_the_drawn_kernel(axes: int, options: dict[st
     x = normal(2, 4, *SPATIAL[:axes]).requires_grad_()
     for kind in kinds:
         layer = scramble(kind(4, 8, kernel_size=3, **options, dtype=DTYPE))
-        kernel = layer.sample_weight(seeded(3)).detach()
+        kernel = layer.sample_weight(generator=seeded(3)).detach()
         assert kernel.shape == (8, 4 // options.get("groups", 1), *(3,) * axes)
         y = run(layer, x, WeightDraws(generator=seeded(3)))
         reference = as_torch(layer, kernel, plain, kernel_size=3, **options)
         expected = reference(x)
         torch.testing.assert_close(y, expected, rtol=0, atol=256 * EPS)
         upstream = normal(*y.shape, seed=7)
-        ours = torch.autograd.grad(y, [x, layer.bias.value], upstream)
+        ours = torch.autograd.grad(y, [x, layer.bias], upstream)
         theirs = torch.autograd.grad(expected, [x, reference.bias], upstream)
         for one, other in zip(ours, theirs, strict=True):
             torch.testing.assert_close(one, other, rtol=0, atol=2048 * EPS)
@@ -80,7 +81,7 @@ def test_convolution_is_torchs_with_the_drawn_kernel(axes: int, options: dict[st
 def test_tuples_give_each_axis_its_own(kind: type[RandomConv]) -> None:
     options = {"kernel_size": (2, 3), "stride": (1, 2), "padding": (0, 2), "dilation": (2, 1)}
     layer = scramble(kind(3, 5, **options, dtype=DTYPE))
-    kernel, x = layer.sample_weight(seeded(3)).detach(), normal(2, 3, 7, 6)
+    kernel, x = layer.sample_weight(generator=seeded(3)).detach(), normal(2, 3, 7, 6)
     expected = as_torch(layer, kernel, torch.nn.Conv2d, **options)(x)
     y = run(layer, x, WeightDraws(generator=seeded(3)))
     torch.testing.assert_close(y, expected, rtol=0, atol=256 * EPS)
@@ -114,8 +115,8 @@ def test_groups_are_separate_convolutions() -> None:
     x, parts, kls = normal(2, 4, 8), [], []
     for group in range(2):
         alone = WHVIConv1d(2, 3, 3, dtype=DTYPE)
-        state = {n: t[group : group + 1] for n, t in layer.state_dict().items() if "weight" in n}
-        state["bias.value"] = layer.bias.value[3 * group : 3 * group + 3]
+        state = {n: t[group] for n, t in layer.state_dict().items() if "matrix" in n}
+        state["bias"] = layer.bias[3 * group : 3 * group + 3]
         alone.load_state_dict(state)
         parts.append(run(alone, x[:, 2 * group : 2 * group + 2], MeanWeights()))
         kls.append(alone.kl())
@@ -136,7 +137,7 @@ def test_local_reparameterization_draws_for_every_patch() -> None:
 
 def test_a_draws_axis_is_not_confused_with_positions() -> None:
     layer = WHVIConv1d(2, 3, 1)
-    with pytest.raises(ShapeError, match="num_samples=4"):
+    with pytest.raises(ShapeError, match="num_draws=4"):
         run(layer, torch.zeros(2, 4), WeightDraws(4))
 
 
@@ -173,9 +174,69 @@ def test_wrong_options_are_refused(change: dict[str, Any], message: str) -> None
         WHVIConv2d(**options)
 
 
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize(
+    "build",
+    [
+        WHVIConv1d,
+        partial(WHVIConv1d, posterior="full", bias_posterior="diagonal"),
+        partial(MeanFieldConv1d, bias_posterior="low_rank"),
+    ],
+    ids=["diagonal", "full", "mean_field"],
+)
+def test_moments_are_those_of_the_kernel(build, groups: int) -> None:
+    """Outputs are linear in the kernel; its moments are those of draws (|z| < 5)."""
+    layer = scramble(build(4, 6, 2, groups=groups, padding=1, dtype=DTYPE))
+    x, num = normal(3, 4, 5), 20_000
+    moments, shape = layer.weight_moments(), layer.weight_shape
+
+    def convolve(kernel: Tensor) -> Tensor:
+        return functional.conv1d(x, kernel.reshape(shape), padding=1, groups=groups)
+
+    J = torch.autograd.functional.jacobian(convolve, moments.mean.detach())
+    mean, variance = convolve(moments.mean), (J @ moments.covariance * J).sum(-1)
+    if layer.bias_posterior is None:
+        mean = mean + layer.bias[:, None]
+    else:
+        mean = mean + layer.bias_posterior.mean[:, None]
+        variance = variance + layer.bias_posterior.variance[:, None]
+    found = layer.output_moments(x)
+    torch.testing.assert_close(found.mean, mean, rtol=0, atol=256 * EPS)
+    torch.testing.assert_close(found.variance, variance, rtol=0, atol=1024 * EPS)
+    with torch.no_grad():
+        draws = layer.sample_weight((num,), generator=seeded(2)).flatten(1)
+        spread = moments.covariance.diagonal()
+        z_mean = (draws.mean(0) - moments.mean) / (spread / num).sqrt()
+        # var of a sample covariance of normals: (Σ_ij² + Σ_ii Σ_jj) / n
+        error = ((moments.covariance.square() + torch.outer(spread, spread)) / num).sqrt()
+        z_covariance = (draws.T.cov() - moments.covariance) / error
+        assert z_mean.abs().max() < 5
+        assert z_covariance.abs().max() < 5
+        y = run(layer, x.expand(num, *x.shape), LocalReparameterization(seeded(3)))
+        z_mean = (y.mean(0) - mean) / (variance / num).sqrt()
+        z_variance = (y.var(0) / variance - 1) * (num / 2) ** 0.5
+        assert z_mean.abs().max() < 5
+        assert z_variance.abs().max() < 5
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+def test_kl_is_that_of_kernel_and_bias(groups: int) -> None:
+    options = {"groups": groups, "bias_posterior": "diagonal", "batch_shape": (3,)}
+    layer = scramble(WHVIConv1d(4, 6, 2, **options, dtype=DTYPE))
+    kernel = layer.matrix.posterior.kl(layer.matrix.prior)
+    kernel = kernel.sum(-1) if groups > 1 else kernel
+    expected = kernel + layer.bias_posterior.kl(layer.bias_prior)
+    torch.testing.assert_close(layer.kl(), expected, rtol=1e-13, atol=0)
+    terms = layer.kl_terms()
+    assert (terms is None) == (groups > 1)
+    if terms is not None:
+        total = sum(q.kl(p) for q, p in terms)
+        torch.testing.assert_close(total, expected, rtol=1e-13, atol=0)
+
+
 def test_options_of_the_weight_are_handed_on() -> None:
     layer = WHVIConv2d(2, 3, 3, posterior="full", prior="standard_normal", bias=False)
-    assert type(layer.weight.posterior).__name__ == "FullGaussian"
+    assert type(layer.matrix.posterior).__name__ == "FullGaussian"
     assert layer.bias is None
     with pytest.raises(TypeError):
         MeanFieldConv2d(2, 3, 3, posterior="full")

@@ -31,22 +31,22 @@ SOME_PAIRS = [
 def assert_as_dense(in_features: int, out_features: int) -> None:
     """K9: value and gradients of one drawn function, norm-wise within 64 eps."""
     layer = scramble(WHVILinear(in_features, out_features, dtype=DTYPE), in_features)
-    weight, posterior = layer.weight, layer.weight.posterior
+    matrix, posterior = layer.matrix, layer.matrix.posterior
     x = normal(3, in_features, seed=out_features).requires_grad_()
     upstream = normal(3, out_features, seed=3)
-    wanted = [x, weight.s1, weight.s2, posterior.loc, posterior.log_scale, layer.bias.value]
+    wanted = [x, matrix.s1, matrix.s2, posterior.loc, posterior.log_scale, layer.bias]
 
     def both(y: Tensor) -> tuple[Tensor, ...]:
         return (y, *torch.autograd.grad(y, wanted, upstream))
 
     actual = both(run(layer, x, WeightDraws(generator=seeded(5))))
     g = posterior.rsample(generator=seeded(5))
-    expected = both(x @ dense_weight(layer, g).T + layer.bias.value)
+    expected = both(x @ dense_weight(layer, g).T + layer.bias)
     names = ("y", "x", "s1", "s2", "loc", "log_scale", "bias")
     for name, one, other in zip(names, actual, expected, strict=True):
         scale = other.abs().max()
         if name == "y":  # with one entry the bias may cancel: measure by what was added
-            scale = scale + layer.bias.value.abs().max()
+            scale = scale + layer.bias.abs().max()
         error = (one - other).abs().max()
         assert error <= 64 * EPS * scale, (name, in_features, out_features)
 
@@ -68,9 +68,9 @@ def test_all_shapes_are_their_dense_matrix(in_features: int) -> None:
 def test_sample_weight_is_the_matrix_that_a_draw_multiplies_by(sizes: tuple[int, int]) -> None:
     for kind in (WHVILinear, MeanFieldLinear):
         layer = scramble(kind(*sizes, dtype=DTYPE))
-        W = layer.sample_weight(seeded(3))
+        W = layer.sample_weight(generator=seeded(3))
         y = run(layer, normal(6, sizes[0]), WeightDraws(generator=seeded(3)))
-        expected = normal(6, sizes[0]) @ W.T + layer.bias.value
+        expected = normal(6, sizes[0]) @ W.T + layer.bias
         torch.testing.assert_close(y, expected, rtol=0, atol=1000 * EPS)
 
 
@@ -120,7 +120,7 @@ def test_moments_are_those_of_a_linear_map_of_g(posterior: str, sizes: tuple[int
     options = {"posterior": posterior, "prior": FixedPrior(), "dtype": DTYPE}
     layer = scramble(WHVILinear(*sizes, **options))
     J, covariance = jacobian_in_g(layer), covariance_of_g(layer)
-    mean = J @ layer.weight.posterior.mean.flatten()
+    mean = J @ layer.matrix.posterior.mean.flatten()
     moments = layer.weight_moments()
     torch.testing.assert_close(moments.mean, mean, rtol=0, atol=64 * EPS)
     torch.testing.assert_close(moments.covariance, J @ covariance @ J.T, rtol=0, atol=256 * EPS)
@@ -128,7 +128,7 @@ def test_moments_are_those_of_a_linear_map_of_g(posterior: str, sizes: tuple[int
     x = normal(2, 3, sizes[0])
     through = torch.einsum("abi,oik->abok", x, J.unflatten(0, (sizes[1], sizes[0])))
     output = layer.output_moments(x)
-    expected_mean = through @ layer.weight.posterior.mean.flatten() + layer.bias.value
+    expected_mean = through @ layer.matrix.posterior.mean.flatten() + layer.bias
     variance = torch.einsum("abok,kl,abol->abo", through, covariance, through)
     torch.testing.assert_close(output.mean, expected_mean, rtol=0, atol=256 * EPS)
     torch.testing.assert_close(output.variance, variance, rtol=0, atol=512 * EPS)
@@ -137,12 +137,12 @@ def test_moments_are_those_of_a_linear_map_of_g(posterior: str, sizes: tuple[int
 @pytest.mark.parametrize("sizes", SHAPES)
 def test_moments_of_a_dense_gaussian(sizes: tuple[int, int]) -> None:
     layer = scramble(MeanFieldLinear(*sizes, dtype=DTYPE))
-    M, V = layer.weight.posterior.mean, layer.weight.posterior.variance
+    M, V = layer.matrix.mean, layer.matrix.variance
     moments, x = layer.weight_moments(), normal(4, sizes[0])
     assert torch.equal(moments.mean, M.flatten())
     assert torch.equal(moments.covariance, torch.diag(V.flatten()))
     output = layer.output_moments(x)
-    torch.testing.assert_close(output.mean, x @ M.T + layer.bias.value, rtol=0, atol=64 * EPS)
+    torch.testing.assert_close(output.mean, x @ M.T + layer.bias, rtol=0, atol=64 * EPS)
     torch.testing.assert_close(output.variance, x.square() @ V.T, rtol=0, atol=64 * EPS)
 
 
@@ -168,7 +168,7 @@ def test_moments_match_draws(build, sizes: tuple[int, int]) -> None:
             y = run(layer, rows, sampler)
             assert _mean_z(y, exact.mean) < 5
             assert _variance_z(y, exact.variance) < 5
-        W = layer.weight.sample((num,), generator=seeded(3)).flatten(1)
+        W = layer.matrix.sample((num,), generator=seeded(3)).flatten(1)
         moments = layer.weight_moments()
         assert _mean_z(W, moments.mean) < 5
         spread = moments.covariance.diagonal()
@@ -219,15 +219,14 @@ def test_start_keeps_the_variance_of_he(sizes: tuple[int, int]) -> None:
     for seed in range(20):
         layer = WHVILinear(*sizes)
         layer.reset_parameters(generator=seeded(seed))
-        variances.append(layer.weight.mean().square().mean())
+        variances.append(layer.matrix.mean.square().mean())
     assert torch.stack(variances).mean().item() == pytest.approx(2 / sizes[0], rel=0.15)
 
 
 def test_mean_weights_are_the_mean_of_the_posterior() -> None:
     for kind in (WHVILinear, MeanFieldLinear):
         layer, x = scramble(kind(5, 7, bias_posterior="diagonal", dtype=DTYPE)), normal(4, 5)
-        bias = layer.bias.posterior.mean.squeeze(0)
-        expected = x @ layer.weight.mean().T + bias
+        expected = x @ layer.matrix.mean.T + layer.bias_posterior.mean
         torch.testing.assert_close(run(layer, x, MeanWeights()), expected, rtol=0, atol=64 * EPS)
         moments = layer.output_moments(x)
         torch.testing.assert_close(moments.mean, expected, rtol=0, atol=64 * EPS)
@@ -235,8 +234,8 @@ def test_mean_weights_are_the_mean_of_the_posterior() -> None:
 
 def test_kl_is_that_of_weights_plus_bias() -> None:
     layer = scramble(WHVILinear(5, 7, bias_posterior="diagonal", dtype=DTYPE))
-    parts = layer.weight.posterior.kl(layer.weight.prior) + layer.bias.posterior.kl(
-        layer.bias.prior
+    parts = layer.matrix.posterior.kl(layer.matrix.prior) + layer.bias_posterior.kl(
+        layer.bias_prior
     )
     torch.testing.assert_close(layer.kl(), parts, rtol=0, atol=64 * EPS)
 

@@ -29,7 +29,7 @@ def test_spread_frequencies_are_those_of_a_laplace_kernel(
     blocks = 50_000
     layer = WHVILinear(in_features, 4 * blocks)
     layer.reset_parameters(generator=generator)
-    spread_frequencies(layer.weight, scale=scale, generator=generator)
+    spread_frequencies(layer.matrix, scale=scale, generator=generator)
     length = math.sqrt(in_features / 2) / scale
     for shift in (0.1, 0.5, 1.5):
         delta = torch.linspace(0.5, -shift, in_features)
@@ -47,7 +47,7 @@ def test_sines_of_a_layer_without_phases_are_odd_features(generator: torch.Gener
     blocks = 50_000
     layer = WHVILinear(4, 4 * blocks)
     layer.reset_parameters(generator=generator)
-    spread_frequencies(layer.weight, scale=0.25, generator=generator)
+    spread_frequencies(layer.matrix, scale=0.25, generator=generator)
     x, other = torch.tensor([1.0, 0.5, -1.0, 0.2]), torch.tensor([0.8, 0.5, -1.0, -0.3])
 
     def kernel(delta: torch.Tensor) -> float:
@@ -63,21 +63,21 @@ def test_sines_of_a_layer_without_phases_are_odd_features(generator: torch.Gener
 
 def test_the_largest_frequencies_are_cut_off() -> None:
     layer = WHVILinear(4, 40_000)
-    spread_frequencies(layer.weight, scale=0.25, generator=torch.Generator().manual_seed(1))
-    assert float(layer.weight.s2.detach().abs().max()) == 64 * 0.25
+    spread_frequencies(layer.matrix, scale=0.25, generator=torch.Generator().manual_seed(1))
+    assert float(layer.matrix.s2.detach().abs().max()) == 64 * 0.25
     with pytest.raises(ConfigError, match="scale must be"):
-        spread_frequencies(layer.weight, scale=0.0)
+        spread_frequencies(layer.matrix, scale=0.0)
 
 
 def test_spreading_depends_on_the_generator_and_keeps_signs(generator: torch.Generator) -> None:
     layer = WHVILinear(4, 16, batch_shape=(2,))
-    before = layer.weight.s2.detach().clone()
-    spread_frequencies(layer.weight, generator=torch.Generator().manual_seed(1))
-    factors = (layer.weight.s2 / before).detach()
+    before = layer.matrix.s2.detach().clone()
+    spread_frequencies(layer.matrix, generator=torch.Generator().manual_seed(1))
+    factors = (layer.matrix.s2 / before).detach()
     assert bool((factors > 0).all())
     assert len(factors.unique()) == factors.numel()  # every replica, block and column its own
     again = WHVILinear(4, 16, batch_shape=(2,))
     with torch.no_grad():
-        again.weight.s2.copy_(before)
-    spread_frequencies(again.weight, generator=torch.Generator().manual_seed(1))
-    assert torch.equal(again.weight.s2, layer.weight.s2)
+        again.matrix.s2.copy_(before)
+    spread_frequencies(again.matrix, generator=torch.Generator().manual_seed(1))
+    assert torch.equal(again.matrix.s2, layer.matrix.s2)

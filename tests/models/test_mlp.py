@@ -27,7 +27,7 @@ def test_options_reach_the_layers() -> None:
         3, (8, 4), 2, activation=nn.Tanh, layer=partial(WHVILinear, posterior="full"),
         last_layer=WHVILinear, batch_shape=(3,), dtype=DTYPE,
     )  # fmt: skip
-    assert isinstance(model[0].weight.posterior, FullGaussian)
+    assert isinstance(model[0].matrix.posterior, FullGaussian)
     assert isinstance(model[1], nn.Tanh)
     assert isinstance(model[-1], WHVILinear)
     assert {p.dtype for p in model.parameters()} == {DTYPE}
@@ -81,7 +81,7 @@ def test_uncertainty_is_larger_where_there_are_no_data() -> None:
     spread = {}
     for name, rows in {"data": x, "gap": gap, "far": far}.items():
         predictive = likelihood.predictive(
-            draw_functions(model, rows, num_samples=500, generator=seeded(2))
+            draw_functions(model, rows, num_draws=500, generator=seeded(2))
         )
         spread[name] = predictive.epistemic.mean().item()
         if name == "data":  # it has learnt the function, whose values are between -1 and 1

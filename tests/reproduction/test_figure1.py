@@ -41,12 +41,12 @@ def test_eight_numbers_spread_over_all_weights(result):
 def test_the_two_covariances_satisfy_the_equation():
     """``cov(vec W) = A Σ Aᵀ`` for any Σ, s1 and s2."""
     layer = build_model(seed=3)[0].double()
-    weight, generator = layer.weight, torch.Generator().manual_seed(4)
+    matrix, generator = layer.matrix, torch.Generator().manual_seed(4)
     with torch.no_grad():
-        weight.posterior.lower.normal_(generator=generator)
-        weight.s1.normal_(generator=generator)
-    A = jacobian(weight.s1[0], weight.s2[0])
-    sigma = weight.posterior.covariance()[0]
+        matrix.posterior.lower.normal_(generator=generator)
+        matrix.s1.normal_(generator=generator)
+    A = jacobian(matrix.s1, matrix.s2)
+    sigma = matrix.posterior.covariance()[0]
     torch.testing.assert_close(layer.weight_moments().covariance, A @ sigma @ A.T)
 
 

@@ -17,10 +17,9 @@ import torch
 
 from whvi._kernel.backend import backend, kernel
 from whvi._kernel.dense import local_linear
+from whvi._kernel.kl import KLTerm, sum_of_kls
 from whvi._kernel.noise import normal_from_seed
 from whvi.functional import noisy_structured_product, structured_product
-from whvi.posteriors.diagonal import fused_kls
-from whvi.priors import FixedPrior
 from whvi.transforms import fwht, fwht_
 
 GUARD = 24  # entries before and after an array
@@ -168,7 +167,7 @@ def calls(num_calls: int, seed: int) -> None:
 
 def small_jobs(loc: torch.Tensor, log_scale: torch.Tensor, x: torch.Tensor) -> dict[str, Any]:
     """The KL and a dense layer of ``loc, log_scale (2, D)`` on ``x (2, D)``, and gradients."""
-    kl = fused_kls([FixedPrior(2.0)], [(loc, log_scale, None)])
+    kl = sum_of_kls([KLTerm(loc.flatten(), log_scale.flatten(), 2.0)])
     y = local_linear(x, loc, log_scale, None, torch.ones(2, 2, dtype=x.dtype))
     named = {"kl": kl.reshape(1), "dense": y}
     for name, value in list(named.items()):

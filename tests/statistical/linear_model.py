@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from whvi.functional import column_features, linear_map_in_g
+from tests.transforms.reference import linear_map_in_g
+from whvi.functional import column_features
 from whvi.layers import WHVILinear
 from whvi.likelihoods import Gaussian
 from whvi.posteriors import DiagonalGaussian, FullGaussian
@@ -58,12 +59,12 @@ def make_problem(
         in_features, out_features, bias=False, posterior=posterior,
         prior=FixedPrior(prior_variance), batch_shape=(R,), dtype=DTYPE,
     )  # fmt: skip
-    weight = layer.weight
+    matrix = layer.matrix
     with torch.no_grad():
-        for scale in (weight.s1, weight.s2):
+        for scale in (matrix.s1, matrix.s2):
             scale.copy_(1 + 0.5 * torch.randn(scale.shape, generator=generator, dtype=DTYPE))
-    weight.s1.requires_grad_(False)
-    weight.s2.requires_grad_(False)
+    matrix.s1.requires_grad_(False)
+    matrix.s2.requires_grad_(False)
     mix = torch.randn(in_features, in_features, generator=generator, dtype=DTYPE)
     x = torch.randn(R, num_rows, in_features, generator=generator, dtype=DTYPE) @ mix
     x = x / in_features**0.5
@@ -77,33 +78,34 @@ def make_problem(
 
 
 def design(layer: WHVILinear, x: Tensor) -> Tensor:
-    """``Φ`` of shape ``(R, N, out, K, D)`` with ``f(x)_o = Σ_kd Φ_okd g_kd``."""
-    plan, s1, s2 = layer.weight.plan, layer.weight.s1.detach(), layer.weight.s2.detach()
+    """``Φ`` of shape ``(R, N, out, K·D)`` with ``f(x)_o = Σ_k Φ_ok g_k``."""
+    plan, s1, s2 = layer.matrix.plan, layer.matrix.s1.detach(), layer.matrix.s2.detach()
     if plan.is_column and plan.out_features == 1:
         padded = functional.pad(x, (0, plan.block_size**2 - plan.in_features))
-        return column_features(padded, s1, s2).unsqueeze(-2).unsqueeze(-2)
+        return column_features(padded, s1.unsqueeze(-2), s2.unsqueeze(-2)).unsqueeze(-2)
     padded = functional.pad(x, (0, plan.block_size - plan.in_features))
     K, D = plan.vector_shape
+    s1, s2 = (v.unflatten(-1, (K, D)) for v in (s1, s2))
     features = x.new_zeros(*x.shape[:-1], K, D, K, D)
     for k in range(K):
         own = (v[:, None, k] for v in (s1, s2))
         features[..., k, :, k, :] = linear_map_in_g(padded, *own)
-    return features.flatten(-4, -3)[..., : plan.out_features, :, :]
+    return features.flatten(-4, -3).flatten(-2)[..., : plan.out_features, :]
 
 
 def draw_targets(problem: Problem, x: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     """Draw ``g`` from the prior, one per replica, and targets at ``x``; return both."""
     features = design(problem.layer, x)
-    shape = problem.layer.weight.posterior.shape
+    shape = problem.layer.matrix.posterior.loc.shape
     g = torch.randn(shape, generator=generator, dtype=DTYPE) * problem.prior_variance**0.5
-    f = torch.einsum("rnokd,rkd->rno", features, g)
+    f = torch.einsum("rnok,rk->rno", features, g)
     noise = torch.randn(f.shape, generator=generator, dtype=DTYPE)
     return g, f + problem.noise_variance**0.5 * noise
 
 
 def flat_design(problem: Problem) -> Tensor:
     """``Φ`` as ``(R, N·out, K·D)``."""
-    return design(problem.layer, problem.x).flatten(1, 2).flatten(-2)
+    return design(problem.layer, problem.x).flatten(1, 2)
 
 
 def log_evidence(problem: Problem) -> Tensor:
@@ -129,12 +131,12 @@ def set_exact(problem: Problem) -> None:
 
     Blocks do not share outputs, so the exact posterior is independent between them.
     """
-    q = problem.layer.weight.posterior
+    q = problem.layer.matrix.posterior
     mean, precision = exact_posterior(problem)
-    q.loc.copy_(mean.unflatten(-1, q.shape[-2:]))
+    q.loc.copy_(mean)
     if isinstance(q, DiagonalGaussian):
         variance = 1 / precision.diagonal(dim1=-2, dim2=-1)
-        q.log_scale.copy_(0.5 * variance.log().unflatten(-1, q.shape[-2:]))
+        q.log_scale.copy_(0.5 * variance.log())
         return
     assert isinstance(q, FullGaussian)
     K, D = q.shape[-2:]
@@ -142,8 +144,8 @@ def set_exact(problem: Problem) -> None:
     for k in range(K):
         block = precision[:, k * D : (k + 1) * D, k * D : (k + 1) * D]
         L = torch.linalg.cholesky(torch.linalg.inv(block))
-        q.log_diagonal[:, k] = L.diagonal(dim1=-2, dim2=-1).log()
-        q.lower[:, k] = L[:, rows, columns]
+        q.log_diagonal.unflatten(-1, (K, D))[:, k] = L.diagonal(dim1=-2, dim2=-1).log()
+        q.lower.unflatten(-1, (K, len(rows)))[:, k] = L[:, rows, columns]
 
 
 def closed_form_elbo(problem: Problem) -> Tensor:

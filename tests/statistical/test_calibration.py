@@ -40,7 +40,7 @@ def simulate(
 
 def train(problem: Problem, num_steps: int) -> None:
     config = FitConfig(
-        num_steps=num_steps, batch_size=problem.x.shape[1], learning_rate=0.1, num_samples=2,
+        num_steps=num_steps, batch_size=problem.x.shape[1], learning_rate=0.1, num_draws=2,
         warmup_steps=20, noise_hold_steps=num_steps, record_every=num_steps,
     )  # fmt: skip
     fit(problem.layer, problem.likelihood, (problem.x, problem.y), config=config)
@@ -48,13 +48,13 @@ def train(problem: Problem, num_steps: int) -> None:
 
 def ranks(problem: Problem, g: Tensor, seed: int) -> dict[str, Tensor]:
     """Ranks of the true values among draws: entries of ``g``, and the function at a new row."""
-    posterior = problem.layer.weight.posterior
+    posterior = problem.layer.matrix.posterior
     new = torch.randn(g.shape[0], 1, 3, generator=seeded(seed), dtype=DTYPE)
-    truth = torch.einsum("rnokd,rkd->rno", design(problem.layer, new), g)[:, 0]  # (R, out)
-    f = draw_functions(problem.layer, new, num_samples=NUM_DRAWS, generator=seeded(seed + 1))
+    truth = torch.einsum("rnok,rk->rno", design(problem.layer, new), g)[:, 0]  # (R, out)
+    f = draw_functions(problem.layer, new, num_draws=NUM_DRAWS, generator=seeded(seed + 1))
     with torch.no_grad():
         draws = posterior.rsample((NUM_DRAWS,), generator=seeded(seed + 2))
-    of_g = (draws < g.unsqueeze(1)).sum(1).flatten(1)
+    of_g = (draws < g).sum(0)
     of_f = (f[:, :, 0] < truth.unsqueeze(1)).sum(1)
     return {"g": of_g, "f": of_f}
 
@@ -81,7 +81,7 @@ def test_an_overconfident_posterior_is_noticed() -> None:
     """The alarm rings: half the standard deviation is far from uniform."""
     problem, g = simulate(500)
     set_exact(problem)
-    q = problem.layer.weight.posterior
+    q = problem.layer.matrix.posterior
     with torch.no_grad():
         q.log_diagonal.sub_(math.log(2))
         q.lower.div_(2)
@@ -104,10 +104,10 @@ def assert_coverage(problem: Problem, g: Tensor, num_draws: int) -> None:
     """
     num_replicas = g.shape[0]
     new = torch.randn(num_replicas, 1, 3, generator=seeded(21), dtype=DTYPE)
-    f = torch.einsum("rnokd,rkd->rno", design(problem.layer, new), g)
+    f = torch.einsum("rnok,rk->rno", design(problem.layer, new), g)
     noise = torch.randn(f.shape, generator=seeded(22), dtype=DTYPE)
     y = (f + problem.noise_variance**0.5 * noise)[:, 0, 0]
-    draws = draw_functions(problem.layer, new, num_samples=num_draws, generator=seeded(23))
+    draws = draw_functions(problem.layer, new, num_draws=num_draws, generator=seeded(23))
     with torch.no_grad():
         predictive = problem.likelihood.predictive(draws)
     for level in (0.5, 0.9, 0.95):

@@ -35,7 +35,7 @@ each_shape = pytest.mark.parametrize("sizes", SHAPES, ids=str)
 def scatter(problem: Problem, size: float, seed: int) -> None:
     """Give every replica a posterior of its own around the exact mean."""
     mean, _ = exact_posterior(problem)
-    q = problem.layer.weight.posterior
+    q = problem.layer.matrix.posterior
     generator = seeded(seed)
     with torch.no_grad():
         for parameter in q.parameters():
@@ -43,7 +43,7 @@ def scatter(problem: Problem, size: float, seed: int) -> None:
             parameter.copy_(size * noise)
         if hasattr(q, "log_scale"):
             q.log_scale.sub_(1.0)
-        q.loc.add_(mean.unflatten(-1, q.shape[-2:]))
+        q.loc.add_(mean)
 
 
 # --- I3: a bound on the evidence -----------------------------------------------------------------
@@ -81,7 +81,7 @@ def test_best_factorized_posterior_misses_the_evidence_by_its_kl(sizes: tuple[in
     expected = log_evidence(problem) - kl
     torch.testing.assert_close(closed_form_elbo(problem).detach(), expected, rtol=0, atol=1e-10)
     gradients = torch.autograd.grad(
-        closed_form_elbo(problem).sum(), list(problem.layer.weight.posterior.parameters())
+        closed_form_elbo(problem).sum(), list(problem.layer.matrix.posterior.parameters())
     )
     assert all(gradient.abs().max() < 1e-9 for gradient in gradients)
 
@@ -119,8 +119,8 @@ def test_minibatch_gradients_are_unbiased(posterior: str, sizes: tuple[int, int]
     alone = make_problem(*sizes, posterior=posterior, num_rows=N)
     scatter(alone, 0.3, seed=3)
     alone.likelihood.log_noise_variance.requires_grad_()
-    alone.layer.weight.s1.requires_grad_()
-    alone.layer.weight.s2.requires_grad_()
+    alone.layer.matrix.s1.requires_grad_()
+    alone.layer.matrix.s2.requires_grad_()
     exact = gradients_of(closed_form_elbo_with_noise(alone), alone)
 
     many = WHVILinear(
@@ -170,8 +170,8 @@ def test_draws_follow_the_gaussian_of_equation_3(posterior: str, sizes: tuple[in
     """
     problem = make_problem(*sizes, posterior=posterior, num_rows=1)
     scatter(problem, 0.4, seed=6)
-    q = problem.layer.weight.posterior
-    A = design(problem.layer, problem.x)[0, 0].flatten(-2)  # (out, K·D)
+    q = problem.layer.matrix.posterior
+    A = design(problem.layer, problem.x)[0, 0]  # (out, K·D)
     mean = A @ q.mean.detach().flatten()
     covariance = A @ torch.block_diag(*q.covariance().detach()[0]) @ A.T
     values, vectors = torch.linalg.eigh(covariance)
@@ -195,8 +195,8 @@ def test_draws_follow_the_gaussian_of_equation_3(posterior: str, sizes: tuple[in
 def test_rows_are_correlated_within_a_draw_and_independent_across_local_rows() -> None:
     problem = make_problem(5, 4, num_rows=2)
     scatter(problem, 0.4, seed=6)
-    q, num = problem.layer.weight.posterior, 20_000
-    A = design(problem.layer, problem.x)[0].flatten(-2)  # (2, out, D)
+    q, num = problem.layer.matrix.posterior, 20_000
+    A = design(problem.layer, problem.x)[0]  # (2, out, D)
     exact = torch.einsum("ok,kl,ol->o", A[0], q.covariance().detach()[0, 0], A[1])
     rows = problem.x.expand(num, 2, -1).unsqueeze(0)
     found = {}
@@ -222,7 +222,7 @@ def test_full_covariance_is_bayesian_linear_regression(sizes: tuple[int, int]) -
     problem = make_problem(*sizes, num_replicas=3)
     set_exact(problem)
     new = torch.randn(3, 6, sizes[0], generator=seeded(9), dtype=DTYPE)
-    features = design(problem.layer, new).flatten(-2)
+    features = design(problem.layer, new)
     mean, precision = exact_posterior(problem)
     moments = problem.layer.output_moments(new)
     expected_mean = torch.einsum("rnok,rk->rno", features, mean)
@@ -242,8 +242,8 @@ def test_mean_field_weights_of_one_output_are_the_factorized_regression() -> Non
     s2 = likelihood.noise_scale.square().item()
     precision = torch.eye(4, dtype=DTYPE) / 0.5 + x.T @ x / s2
     with torch.no_grad():
-        layer.weight.posterior.loc.copy_(torch.linalg.solve(precision, x.T @ y / s2))
-        layer.weight.posterior.log_scale.copy_(-0.5 * precision.diagonal().log())
+        layer.matrix.posterior.loc.copy_(torch.linalg.solve(precision, x.T @ y / s2))
+        layer.matrix.posterior.log_scale.copy_(-0.5 * precision.diagonal().log())
     mean, variance = layer.output_moments(x)
     bound = likelihood.log_prob(mean.unsqueeze(0), y).sum() - 0.5 * variance.sum() / s2 - layer.kl()
     marginal = 0.5 * x @ x.T + s2 * torch.eye(12, dtype=DTYPE)
@@ -290,11 +290,11 @@ def test_convolution_over_one_position_is_the_linear_model() -> None:
 CLOSE = 1e-3  # nats
 
 
-def train(problem: Problem, num_steps: int, *, learning_rate: float, num_samples: int) -> None:
+def train(problem: Problem, num_steps: int, *, learning_rate: float, num_draws: int) -> None:
     """Maximise the ELBO over q by sampled gradients, noise and scales held fixed."""
     config = FitConfig(
         num_steps=num_steps, batch_size=problem.x.shape[1], learning_rate=learning_rate,
-        num_samples=num_samples,
+        num_draws=num_draws,
         warmup_steps=20, noise_hold_steps=num_steps, record_every=num_steps,
     )  # fmt: skip
     fit(problem.layer, problem.likelihood, (problem.x, problem.y), config=config)
@@ -313,7 +313,7 @@ def optimum(problem: Problem) -> Tensor:
 def test_training_comes_near_the_optimum(posterior: str) -> None:
     problem = make_problem(3, 4, posterior=posterior, num_replicas=4)
     best = optimum(problem)
-    train(problem, 600, learning_rate=0.1, num_samples=4)
+    train(problem, 600, learning_rate=0.1, num_draws=4)
     gap = best - closed_form_elbo(problem).detach()
     assert (gap > -1e-9).all()
     assert gap.max() < 0.1
@@ -326,7 +326,7 @@ def test_training_reaches_the_optimum(posterior: str, sizes: tuple[int, int]) ->
     """I4: the gap to the closed form is below a thousandth of a nat in every replica."""
     problem = make_problem(*sizes, posterior=posterior, num_replicas=4)
     best = optimum(problem)
-    train(problem, 12_000, learning_rate=0.03, num_samples=64)
+    train(problem, 12_000, learning_rate=0.03, num_draws=64)
     gap = best - closed_form_elbo(problem).detach()
     assert (gap > -1e-9).all()
     assert gap.max() < CLOSE

@@ -16,8 +16,9 @@ import pytest
 import torch
 from scipy import stats
 
-from whvi._kernel.noise import draw_seed, normal_from_seed, standard_normal
+from whvi._kernel.noise import normal_from_seed
 from whvi.functional import noisy_structured_product
+from whvi.sampling import draw_seed
 from whvi.transforms import hadamard_matrix
 
 COUNT = 1 << 21
@@ -120,7 +121,7 @@ def test_streams_of_neighbouring_seeds_are_independent(pair):
 def test_successive_calls_are_independent():
     generator = torch.Generator().manual_seed(0)
     calls = torch.stack(
-        [standard_normal((512,), generator=generator) for _ in range(1000)]
+        [normal_from_seed((512,), draw_seed(generator)) for _ in range(1000)]
     ).double()
     correlation = np.corrcoef(calls.numpy())[np.triu_indices(1000, 1)] * math.sqrt(512)
     assert p_of_z(correlation.mean() * math.sqrt(len(correlation))) > LIMIT

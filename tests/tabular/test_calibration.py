@@ -1,10 +1,10 @@
+import copy
 import math
 
 import pytest
 import torch
 
 from whvi.predictive import Predictive
-from whvi.tabular.architecture import Architecture
 from whvi.tabular.calibration import (
     FACTORS,
     best_factor,
@@ -13,7 +13,7 @@ from whvi.tabular.calibration import (
     pool_members,
     rescaled,
 )
-from whvi.tabular.ensemble import Ensemble
+from whvi.tabular.predictor import Architecture, Predictor
 from whvi.tabular.training import Trained, common_fold
 from whvi.training.history import History
 
@@ -22,16 +22,20 @@ def trained(likelihood, num_rows=4000, num_outputs=1):
     architecture = Architecture(
         in_features=3,
         hidden=(8,),
-        sine=False,
+        features="relu",
         members=1,  # targets below follow a single function
         posterior="diagonal",
         likelihood=likelihood,
         num_outputs=num_outputs,
     )
     model, noise = architecture.build()
-    return Trained(
-        Ensemble(model, noise, num_draws=1, seed=0), History(), common_fold(num_rows, 0.9, 0)
-    )
+    return Trained(architecture, model, noise, History(), common_fold(num_rows, 0.9, 0))
+
+
+def sample(case, functions, x):
+    """Draw targets from what the networks and their noise claim."""
+    predictor = Predictor(None, None, case.architecture, functions, copy.deepcopy(case.likelihood))
+    return predictor.predictive(functions(x)).sample(1)[0].float().unsqueeze(-1)
 
 
 @pytest.mark.parametrize("likelihood", ["gaussian", "heteroscedastic", "student_t"])
@@ -39,10 +43,11 @@ def test_the_factor_undoes_a_wrong_noise(likelihood):
     torch.manual_seed(0)
     x = torch.randn(4000, 3)
     case = trained(likelihood)
+    functions = case.draw_functions(1, 0)
     with torch.no_grad():
-        y = case.ensemble.predictive(x).sample(1)[0].float().unsqueeze(-1)
-        case.ensemble.likelihood.noise_parameters()[0].sub_(2 * math.log(3))
-    factor, mnll = calibrate(case, x, y)
+        y = sample(case, functions, x)
+        case.likelihood.noise_parameters()[0].sub_(2 * math.log(3))
+    factor, mnll = calibrate(case, functions, x, y)
     assert factor == pytest.approx(3, rel=0.11)  # neighbouring factors differ by 10 %
     assert math.isfinite(mnll)
 
@@ -51,22 +56,23 @@ def test_the_factor_undoes_wrong_logits():
     torch.manual_seed(0)
     x = 3 * torch.randn(4000, 3)
     case = trained("labels", num_outputs=3)
+    functions = case.draw_functions(1, 0)
     with torch.no_grad():
-        y = case.ensemble.predictive(x).sample(1)[0].float().unsqueeze(-1)
-        before = case.ensemble.function_values(x)
-        last = case.ensemble.model[-1]
-        last.weight.posterior.loc.mul_(4)
-        last.weight.posterior.log_scale.add_(math.log(4))
-        last.bias.value.mul_(4)
-    factor, _ = calibrate(case, x, y)
+        y = sample(case, functions, x)
+        before = functions(x)
+        last = case.model[-1]
+        last.matrix.posterior.loc.mul_(4)
+        last.matrix.posterior.log_scale.add_(math.log(4))
+        last.bias.mul_(4)
+    factor, _ = calibrate(case, case.draw_functions(1, 0), x, y)
     assert factor == pytest.approx(1 / 4, rel=0.11)
-    after = case.ensemble.function_values(x)
+    after = case.draw_functions(1, 0)(x)
     torch.testing.assert_close(after, 4 * factor * before, rtol=1e-4, atol=1e-5)
 
 
 def test_without_held_out_rows_nothing_changes():
     case = trained("gaussian")._replace(folds=common_fold(5, 0.5, 0))
-    factor, mnll = calibrate(case, torch.randn(5, 3), torch.randn(5, 1))
+    factor, mnll = calibrate(case, case.draw_functions(1, 0), torch.randn(5, 3), torch.randn(5, 1))
     assert factor == 1
     assert math.isnan(mnll)
 

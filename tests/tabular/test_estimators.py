@@ -1,5 +1,6 @@
 """What both estimators promise: scikit-learn's rules, bits, files, clear words on ill input."""
 
+import contextlib
 import subprocess
 import sys
 from pathlib import Path
@@ -19,8 +20,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 import whvi
 from tests.tabular.conftest import mixed_table, quick_classifier, quick_regressor
 from whvi.errors import ConfigError, DataError, ModelFileError
-from whvi.tabular import WHVIClassifier, WHVIRegressor
-from whvi.tabular.modelfile import load_model
+from whvi.tabular import WHVIClassifier, WHVIRegressor, load_model
 
 
 @parametrize_with_checks([quick_regressor(max_iter=150), quick_classifier(max_iter=150)])
@@ -98,7 +98,7 @@ def test_a_prediction_does_not_depend_on_the_rows_beside_it(fitted, fitted_class
 def test_blocks_of_rows_change_nothing(fitted, monkeypatch):
     table, _ = mixed_table(200, seed=1)
     whole = fitted.predict_dist(table)
-    monkeypatch.setattr(fitted._ensemble, "_block_rows", 50)
+    monkeypatch.setattr(fitted._predictor.functions, "block_rows", 50)
     assert torch.equal(fitted.predict_dist(table).mean, whole.mean)
     np.testing.assert_array_equal(fitted.predict(table), whole.mean.numpy())
 
@@ -169,6 +169,61 @@ def test_every_likelihood_fits(likelihood):
     assert model.score(x, y) > 0
     assert model.likelihood_ in ("gaussian", "heteroscedastic", "student_t", "poisson")
     assert len(model.candidates_) == (2 if likelihood == "auto" else 1)
+
+
+@pytest.mark.parametrize("posterior", ["diagonal", "low_rank", "full", "flow", "point"])
+def test_every_documented_posterior_fits_and_is_saved(posterior, tmp_path):
+    x = np.random.default_rng(0).normal(size=(60, 2))
+    model = quick_regressor(posterior=posterior, max_iter=150).fit(x, x[:, 0])
+    assert model.score(x, x[:, 0]) > 0
+    model.save(tmp_path / "m")
+    again = WHVIRegressor.load(tmp_path / "m")
+    assert again.posterior == posterior
+    np.testing.assert_array_equal(again.predict(x), model.predict(x))
+
+
+@pytest.mark.parametrize("make", [quick_regressor, quick_classifier])
+def test_beta_is_the_weight_of_the_kl(make):
+    x = np.random.default_rng(0).normal(size=(60, 2))
+    y = (x[:, 0] > 0).astype(float)
+    default, given, other = (make(beta=beta, max_iter=20).fit(x, y) for beta in (None, 0.3, 3.0))
+    assert default.training_summary_["beta"] == 0.3  # of few rows
+    np.testing.assert_array_equal(default.predict_dist(x).mean, given.predict_dist(x).mean)
+    assert other.history_.beta[-1] == 3.0
+    assert not torch.equal(other.predict_dist(x).mean, given.predict_dist(x).mean)
+
+
+@pytest.mark.parametrize("ends_well", [True, False])
+def test_small_work_uses_one_thread_and_restores_the_caller_s(ends_well):
+    x = np.random.default_rng(0).normal(size=(60, 2))
+    seen, before = [], torch.get_num_threads()
+
+    def look(record):
+        seen.append(torch.get_num_threads())
+        if not ends_well:
+            raise KeyboardInterrupt
+
+    torch.set_num_threads(2)
+    try:
+        with contextlib.suppress(KeyboardInterrupt):
+            model = quick_regressor(max_iter=5).fit(x, x[:, 0], callbacks=[look])
+            model.predict(x)
+        assert set(seen) == {1}
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_large_work_uses_the_threads_there_are(fitted, monkeypatch):
+    seen, before = [], torch.get_num_threads()
+    table, _ = mixed_table(20)
+    torch.set_num_threads(2)
+    try:
+        monkeypatch.setattr("whvi.tabular.predictor._WORTH_THREADS", 100)
+        fitted._predictor.map(table, lambda f: seen.append(torch.get_num_threads()) or f[0, 0])
+        assert seen == [2]
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_several_targets_have_names_and_shapes(tmp_path):
@@ -244,7 +299,11 @@ ILL = {
     "1e30": (columns(1e30 * NORMAL, NORMAL), WORKS, WORKS),
     "1e-30": (columns(1e-30 * NORMAL, NORMAL), WORKS, WORKS),
     "mixed scales": (columns(1e30 * NORMAL, 1e-30 * NORMAL[::-1]), WORKS, WORKS),
-    "strings": (np.array([["a", "1"]] * 20), WORKS, "row 0 holds the text 'a'"),
+    "strings": (
+        np.array([["a", "1"]] * 20),
+        WORKS,
+        r"'x0' holds 'a' \(first in row 0\), which is not a number",
+    ),
     "dates": (DATES.assign(b=1.0), "'day' holds dates", "'x0' holds dates"),
     "booleans": (columns(NORMAL > 0, NORMAL < 1).astype(bool), WORKS, WORKS),
     "object": (columns(NORMAL, NORMAL).astype(object), WORKS, WORKS),

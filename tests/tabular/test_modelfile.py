@@ -12,10 +12,10 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from whvi._sealed import seal
+from whvi._files import seal
 from whvi.errors import ModelFileError
-from whvi.tabular import WHVIClassifier, WHVIRegressor
-from whvi.tabular.modelfile import FORMAT_VERSION, load_model, read_model_file, write_model_file
+from whvi.tabular import WHVIClassifier, WHVIRegressor, load_model
+from whvi.tabular.modelfile import FORMAT_VERSION, read_model_file, write_model_file
 
 QUICK = {"hidden_layer_sizes": (8,), "n_members": 2, "max_iter": 5, "num_draws": 4}
 NUM_DAMAGED = 1000
@@ -56,7 +56,7 @@ def test_everything_comes_back(path, table):
 
 def test_a_process_that_never_saw_the_class_predicts_the_same_bits(path, table):
     code = (
-        "import sys, numpy as np, pandas as pd; from whvi.tabular.modelfile import load_model\n"
+        "import sys, numpy as np, pandas as pd; from whvi.tabular import load_model\n"
         "rng = np.random.default_rng(0)\n"
         "table = pd.DataFrame({'a': rng.normal(size=30), 'b': rng.choice(['x', 'y'], 30)})\n"
         "assert np.array_equal(load_model(sys.argv[1]).predict(table), np.load(sys.argv[2]))"
@@ -120,6 +120,7 @@ def put(document, keys, value):
 LIES = {
     "another format": (("format",), "zip"),
     "a later version": (("format_version",), FORMAT_VERSION + 1),
+    "an earlier version": (("format_version",), FORMAT_VERSION - 1),
     "no version": (("format_version",), "1"),
     "another class": (("estimator",), "subprocess.Popen"),
     "huge width": (("architecture", "hidden"), [2**62]),
@@ -142,9 +143,10 @@ LIES = {
     "column is text": (("schema", "columns"), ["a", "b"]),
     "other kind": (("schema", "columns", 0, "kind"), "code"),
     "category is a number": (("schema", "columns", 1, "categories"), 7),
-    "huge draws": (("draws", "num_draws"), 2**50),
-    "no draws": (("draws", "num_draws"), 0),
-    "seed is text": (("draws", "seed"), "x"),
+    "other features": (("architecture", "features"), "code"),
+    "tiled inputs": (("architecture", "features"), "sine"),
+    "other target": (("schema", "target_kind"), "code"),
+    "classes of numbers": (("classes",), {"dtype": "O", "values": ["a", "b"]}),
     "no history": (("training", "history"), {}),
     "unknown history": (("training", "history"), {"code": []}),
     "no targets": (("schema", "target_names"), []),
@@ -159,6 +161,14 @@ def test_lies_are_refused(content, tmp_path, name):
     (tmp_path / "lie").write_bytes(seal(content.tensors, content.document))
     with pytest.raises(ModelFileError):
         load_model(tmp_path / "lie")
+
+
+@pytest.mark.parametrize(("difference", "cure"), [(-1, "fit and save"), (1, "a newer whvi")])
+def test_other_versions_are_told_apart(content, tmp_path, difference, cure):
+    content.document["format_version"] = FORMAT_VERSION + difference
+    (tmp_path / "other").write_bytes(seal(content.tensors, content.document))
+    with pytest.raises(ModelFileError, match=rf"version {FORMAT_VERSION + difference}, .*{cure}"):
+        load_model(tmp_path / "other")
 
 
 def change(tensors, name, value):
@@ -176,6 +186,13 @@ TENSOR_LIES = {
     "NaN noise": lambda t: t["likelihood.log_noise_variance"].fill_(torch.nan),
     "half": lambda t: change(
         t, "likelihood.target_mean", t["likelihood.target_mean"].to(torch.float16)
+    ),
+    "draws of no layer": lambda t: change(t, "functions.7.bias", torch.zeros(2, 8)),
+    "missing draws": lambda t: t.pop("functions.0.g"),
+    "fewer draws": lambda t: change(t, "functions.0.g", t["functions.0.g"][:, 1:].clone()),
+    "infinite draws": lambda t: t["functions.1.weight"].fill_(torch.inf),
+    "other outputs": lambda t: t.update(
+        {"functions.1.weight": torch.zeros(2, 2, 5, 8), "functions.1.bias": torch.zeros(2, 5)}
     ),
     "zero unit": lambda t: t["likelihood.target_scale"].zero_(),
 }
@@ -201,7 +218,7 @@ def test_a_deep_document_is_refused(tmp_path):
 WATCH = """
 import sys
 from whvi.errors import ModelFileError
-from whvi.tabular.modelfile import load_model
+from whvi.tabular import load_model
 load_model(sys.argv[2])  # imports on first use run code, which is our own
 seen = []
 bad = ("pickle", "exec", "compile", "subprocess", "socket", "os.system", "os.posix_spawn")

@@ -16,7 +16,7 @@ from whvi.tabular.networks import build_network, reset_network
 @pytest.mark.parametrize("in_features", [3, 40])
 def test_networks_map_replicas(in_features: int, features: str) -> None:
     model = build_network(in_features, (16, 8), 2, features=features, batch_shape=(5,))
-    f = whvi.draw_functions(model, torch.randn(7, in_features), num_samples=3)
+    f = whvi.draw_functions(model, torch.randn(7, in_features), num_draws=3)
     assert f.shape == (5, 3, 7, 2)
 
 
@@ -48,13 +48,13 @@ def test_a_reset_depends_on_the_generator_only(features: str) -> None:
 def test_laplace_features_start_with_spread_frequencies() -> None:
     model = build_network(3, (16, 16), features="laplace", batch_shape=(2,))
     reset_network(model, torch.Generator().manual_seed(1), features="laplace")
-    spread = model[0].weight.s2.detach().abs()
-    assert spread.shape == (2, 4, 4)  # stacked blocks of 4 × 4, not one of 16 × 16
+    spread = model[0].matrix.s2.detach().abs()
+    assert spread.shape == (2, 16)  # stacked blocks of 4 × 4, not one of 16 × 16
     assert len(spread.unique()) == 32
     # ¼ / |z|: its median is 0.37, that of 1 / |z| would be 1.48
     assert 0.15 < float(spread.median()) < 0.8
     reset_network(model, torch.Generator().manual_seed(1), features="sine")
-    assert bool((model[0].weight.s2.abs() == 1).all())
+    assert bool((model[0].matrix.s2.abs() == 1).all())
 
 
 def test_every_replica_may_have_a_dropout_of_its_own() -> None:

@@ -1,7 +1,7 @@
 import pytest
 
 from whvi.errors import ConfigError
-from whvi.tabular.plan import plan_for
+from whvi.tabular.training import plan_for
 
 
 @pytest.mark.parametrize("num_rows", [1, 50, 2999, 3000, 100_000])
@@ -12,7 +12,8 @@ def test_every_size_has_a_plan(num_rows):
 
 
 def test_what_the_user_says_is_kept():
-    plan = plan_for(100, hidden=7, members=3, max_iter=11, validation_fraction=0.2)
+    plan = plan_for(100, hidden=7, members=3, max_iter=11, validation_fraction=0.2, beta=1)
+    assert plan.fit_config(0).beta == 1
     assert (plan.hidden, plan.members, plan.steps) == ((7,), 3, 11)
     assert plan.validation_fraction == 0.2
 
@@ -26,6 +27,8 @@ def test_what_the_user_says_is_kept():
         {"max_iter": 0},
         {"validation_fraction": 1.0},
         {"validation_fraction": -0.1},
+        {"beta": 0},
+        {"beta": float("nan")},
     ],
 )
 def test_nonsense_is_refused(options):

@@ -21,7 +21,7 @@ from tests.training.doubles import (
     tiny_net,
     weights_of,
 )
-from whvi._sealed import seal, unseal
+from whvi._files import seal, unseal
 from whvi.errors import ConfigError, ModelFileError
 from whvi.training import Checkpoints, fit
 from whvi.training.checkpoint import CheckpointStore, open_store

@@ -10,7 +10,7 @@ import torch
 
 from tests.training.doubles import tiny_data
 from tests.training.two_ranks import gradients, quiet_net, trained
-from whvi._sealed import unseal
+from whvi._files import unseal
 from whvi.errors import ConfigError
 from whvi.training.distributed import Ranks, current_ranks
 

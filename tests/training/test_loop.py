@@ -21,10 +21,9 @@ from whvi.errors import ConfigError, DataError
 from whvi.layers.protocol import kl
 from whvi.training import FitConfig, fit
 from whvi.training.batches import TensorBatches
+from whvi.training.config import kl_weight, learning_rate, seeded_generator
 from whvi.training.distributed import Ranks
 from whvi.training.loop import log_predictive_density
-from whvi.training.schedules import kl_weight, learning_rate
-from whvi.training.seeds import seeded_generator
 
 
 def trained(config, *, data=None, **options):
@@ -44,7 +43,7 @@ def test_training_lowers_the_objective():
 
 def test_the_loop_against_one_written_by_hand():
     """Order, noise, schedules, scaling, held noise and Adam, step by step and bit by bit."""
-    config = tiny_config(beta=0.7, kl_warmup_steps=4, num_samples=2)
+    config = tiny_config(beta=0.7, kl_warmup_steps=4, num_draws=2)
     (x, y), net, likelihood = tiny_data(), tiny_net(), gaussian()
     noise = likelihood.noise_parameters()
     optimizer = torch.optim.Adam([*net.parameters(), *likelihood.parameters()], fused=True)
@@ -55,7 +54,7 @@ def test_the_loop_against_one_written_by_hand():
         optimizer.zero_grad()
         result = elbo(
             net, likelihood, xb, yb,
-            num_data=40, num_samples=2, beta=kl_weight(config, step), generator=generator,
+            num_data=40, num_draws=2, beta=kl_weight(config, step), generator=generator,
         )  # fmt: skip
         (result.value * (-1 / 40)).backward()
         if step < config.noise_hold_steps:
@@ -115,7 +114,9 @@ def test_history_is_complete_and_json_ready():
     assert scored == [7, 14, 21, 28, 33]
     assert history.learning_rate == [learning_rate(config, s - 1) for s in due]
     assert json.loads(json.dumps(history.as_dict())) == history.as_dict()
-    assert {len(column) for column in history.as_dict().values()} == {len(history)}
+    columns = history.as_dict()
+    assert columns.pop("compiled") is False
+    assert {len(column) for column in columns.values()} == {len(history)}
 
 
 class TestValidation:
@@ -125,7 +126,7 @@ class TestValidation:
         from whvi.functions import draw_functions
 
         generator = seeded_generator("validation", 3)
-        f = draw_functions(net, x, num_samples=16, generator=generator)
+        f = draw_functions(net, x, num_draws=16, generator=generator)
         density = torch.distributions.Normal(f.squeeze(-1), likelihood.noise_scale)
         expected = density.log_prob(y).double().exp().mean(0).log().mean()
         score = log_predictive_density(net, likelihood, x, y, seed=3)

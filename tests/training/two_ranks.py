@@ -17,7 +17,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from tests.training.doubles import gaussian, tiny_config, tiny_data, tiny_net
-from whvi._sealed import seal
+from whvi._files import seal
 from whvi.elbo import elbo
 from whvi.training import Checkpoints, fit
 

@@ -60,3 +60,10 @@ def dense_product(x: Tensor, s1: Tensor, g: Tensor, s2: Tensor) -> Tensor:
     size = x.shape[-1]
     H = torch.from_numpy(signs(size)).to(x.dtype) / size**0.5
     return s1 * ((g * ((s2 * x) @ H)) @ H)
+
+
+def linear_map_in_g(x: Tensor, s1: Tensor, s2: Tensor) -> Tensor:
+    """``A(x) = diag(s1) H diag(H(s2 * x))``, for which ``W x = A(x) g`` (equation 3)."""
+    size = x.shape[-1]
+    H = torch.from_numpy(signs(size)).to(x.dtype) / size**0.5
+    return s1.unsqueeze(-1) * H * ((s2 * x) @ H).unsqueeze(-2)

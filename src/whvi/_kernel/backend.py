@@ -7,16 +7,15 @@ Environment variables, read once at import: ``WHVI_KERNEL=0`` turns the compiled
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from types import ModuleType
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch._C import _are_functorch_transforms_active as _has_transforms
-from torch._C import _is_tracing as _is_jit_tracing
-from torch._C import _len_torch_dispatch_stack as _num_dispatch_modes
+from torch._C import _are_functorch_transforms_active, _is_tracing, _len_torch_dispatch_stack
 from torch.autograd import forward_ad
-from torch.compiler import is_compiling as _is_compiling
+from torch.compiler import is_compiling
 
 KERNEL_DTYPES = (torch.float32, torch.float64)
 PLAIN_TYPES = (Tensor, torch.nn.Parameter)  # not fake, batched or otherwise wrapped tensors
@@ -51,13 +50,25 @@ def kernel_takes(x: Tensor) -> bool:
 
 
 def is_tracing() -> bool:
-    """Tell whether somebody writes down the operations: torch.compile, export, make_fx, jit.
+    """Tell whether operations are being recorded: by torch.compile, export, make_fx or jit.
 
     Such a record would miss what the kernel does to memory by itself.
     """
-    return _is_compiling() or _num_dispatch_modes() > 0 or _is_jit_tracing()
+    return is_compiling() or _len_torch_dispatch_stack() > 0 or _is_tracing()
 
 
 def is_transformed() -> bool:
     """Tell whether torch.func or forward-mode differentiation is active: tensors are wrapped."""
-    return _has_transforms() or forward_ad._current_level >= 0
+    return _are_functorch_transforms_active() or forward_ad._current_level >= 0
+
+
+def differentiable_gradients(
+    y: Tensor, inputs: Sequence[Tensor | None], grad: Tensor
+) -> list[Tensor | None]:
+    """Return the gradients of a plain composition ``y``, themselves differentiable.
+
+    For the backward pass of a node when gradients of gradients are wanted.
+    """
+    wanted = [t for t in inputs if t is not None and t.requires_grad]
+    found = iter(torch.autograd.grad(y, wanted, grad, create_graph=True, allow_unused=True))
+    return [next(found) if t is not None and t.requires_grad else None for t in inputs]

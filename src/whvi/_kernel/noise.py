@@ -8,37 +8,11 @@ everything. In the kernel, entry ``e`` of the noise is a pure function of (seed,
 from __future__ import annotations
 
 import math
-import threading
-from array import array
 
 import torch
 from torch import Tensor
 
-from whvi._kernel.backend import is_tracing, is_transformed, kernel
-
-_SEED_LIMIT = 2**63 - 1
-
-
-class _SeedCell(threading.local):
-    """Memory for one seed, seen as a tensor: a new tensor and ``item()`` take twice as long."""
-
-    def __init__(self) -> None:
-        self.memory = array("q", [0])
-        with torch.inference_mode(False):
-            self.tensor = torch.frombuffer(self.memory, dtype=torch.int64)
-
-
-_cell = _SeedCell()
-
-
-def draw_seed(generator: torch.Generator | None = None) -> int:
-    """Take a seed from ``generator`` (``None``: torch's default), advancing it."""
-    on_cpu = generator is None or generator.device.type == "cpu"
-    if on_cpu and not is_tracing() and not is_transformed():
-        _cell.tensor.random_(0, _SEED_LIMIT, generator=generator)
-        return _cell.memory[0]
-    device = "cpu" if generator is None else generator.device
-    return int(torch.randint(_SEED_LIMIT, (), generator=generator, device=device).item())
+from whvi._kernel.backend import is_tracing, kernel
 
 
 def normal_from_seed(
@@ -64,14 +38,3 @@ def normal_from_seed(
         threads = torch.get_num_threads()
         kernel.normals(out.element_size(), threads, seed, 0, math.prod(shape), out.data_ptr())
         return out if native is dtype else out.to(dtype)
-
-
-def standard_normal(
-    shape: tuple[int, ...],
-    *,
-    generator: torch.Generator | None = None,
-    dtype: torch.dtype = torch.float32,
-    device: torch.device | str = "cpu",
-) -> Tensor:
-    """Return standard normals of ``shape``; ``generator`` decides which."""
-    return normal_from_seed(shape, draw_seed(generator), dtype=dtype, device=device)

@@ -1,111 +1,37 @@
-"""The structured product as one autograd node over the compiled kernel.
+r"""The structured product as one autograd node over the compiled kernel.
 
-A :class:`Layout` maps the operands to the kernel's loops ``(replicas R, draws S, rows N, blocks
-K)``; it is computed from shapes alone and cached by the callers. Operands are contiguous; stride
-0 means shared. The forward pass keeps its inputs (and the noise); the backward pass computes
-``u = H(s2 x)`` and ``t = H(g u)`` again while a row is in cache, which is cheaper than keeping
-them. When gradients of gradients are wanted, the backward pass runs the plain composition.
+``y = s1 * H((g + scale * noise) * H(s2 * x)) + bias``: :func:`_compose` is this line in torch
+operations. It defines what the kernel computes, and runs wherever the kernel cannot: on other
+devices, under torch.compile and torch.func, and for gradients of gradients. The kernel's forward
+pass keeps its operands and the noise; its backward pass computes ``H(s2 x)`` and ``H(g H(s2 x))``
+again while a row is in cache, which is cheaper than keeping them.
 """
 
 from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Callable, Sequence
-from functools import cached_property
+from collections.abc import Sequence
+from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch._C import _are_functorch_transforms_active, _is_tracing, _len_torch_dispatch_stack
+from torch.autograd import forward_ad
+from torch.compiler import is_compiling
 
-from whvi._kernel.backend import (
-    KERNEL_DTYPES,
-    PLAIN_TYPES,
-    is_tracing,
-    is_transformed,
-    kernel,
-)
+from whvi._kernel.backend import KERNEL_DTYPES, PLAIN_TYPES, differentiable_gradients, kernel
+from whvi._kernel.layout import BlockPlan, Layout, Shape, Views, views_of
 from whvi._kernel.noise import normal_from_seed
+from whvi.transforms import fwht
 
 _KEPT_NOISE = 1 << 22  # entries of noise that are kept for the backward pass; more is made again
-
-_SINGLE = torch.float32
+_FORWARD: Any = None if kernel is None else kernel.product_forward
+_BACKWARD: Any = None if kernel is None else kernel.product_backward
 
 Gradient = Tensor | None
-Given = Sequence[Any]  # an Operands, or its first entries where the others are None
-Fold = Callable[[list[Gradient]], list[Gradient]]
-Composition = Callable[["Operands", Tensor | None], Tensor]  # (operands, noise) -> output
-
-
-class Layout(NamedTuple):
-    """Loop sizes and strides of one kernel call, in elements.
-
-    Attributes:
-        sizes: ``(R, S, N, K, D, in_features, out_features)``.
-        x: Strides over ``(R, S, N)``; blocks share ``x``.
-        s1, s2: Strides over ``(R, S, K)``.
-        g: Strides over ``(R, S, N, K)``; a row stride of 0 means one ``g`` for all rows.
-        y: Strides over ``(R, S, N, K)`` of the output.
-        bias: Stride over ``R``.
-        out_shape: Shape of the output tensor.
-        grad_shapes: Shapes in which the gradients of x, s1, g, s2, scale and bias are made:
-            ``(R,S,N,in)``, ``(R,S,K,D)``, ``(R,S,K,D)`` or ``(R,S,N,K,D)``, ``(R,S,K,D)`` twice
-            and ``(R,S,out)``, or a reshape of these.
-    """
-
-    sizes: tuple[int, int, int, int, int, int, int]
-    x: tuple[int, int, int]
-    s1: tuple[int, int, int]
-    g: tuple[int, int, int, int]
-    s2: tuple[int, int, int]
-    y: tuple[int, int, int, int]
-    bias: int
-    out_shape: tuple[int, ...]
-    grad_shapes: tuple[tuple[int, ...], ...]
-
-    @property
-    def noise_shape(self) -> tuple[int, int, int, int, int]:
-        """Shape ``(R, S, N, K, D)`` of the noise."""
-        return self.sizes[:5]
-
-
-class Call:
-    """All of a kernel call but its tensors: made once per shape, so that a call is cheap.
-
-    Args:
-        layout: The loops.
-        composition: The same product in differentiable torch operations, for double backward.
-        fold: Turns gradients of the layout's shapes into those of the operands; ``None`` if they
-            are the same.
-        log_scale: Whether ``operands.scale`` holds the logarithm of the scale.
-    """
-
-    def __init__(
-        self,
-        layout: Layout,
-        composition: Composition,
-        fold: Fold | None = None,
-        *,
-        log_scale: bool = False,
-    ) -> None:
-        strides = (*layout.x, *layout.s1, *layout.g, *layout.s2, *layout.y, layout.bias)
-        # in the order that kernel.c reads
-        self.table = array("q", (*layout.sizes, *strides, int(log_scale)))
-        self.address = self.table.buffer_info()[0]
-        self.layout, self.composition, self.fold = layout, composition, fold
-        self.out_shape = layout.out_shape
-        self.noise_entries = math.prod(layout.noise_shape)
-        self.keeps_noise = self.noise_entries <= _KEPT_NOISE
-
-    @cached_property
-    def apply(self) -> Any:
-        """Run the product of ``*tensors`` as a node of the autograd graph."""
-        return _node(self)
-
-    @cached_property
-    def apply_noisy(self) -> Any:
-        """Run the product of ``seed, *tensors`` as a node of the autograd graph."""
-        return _noisy_node(self)
+Given = Sequence[Any]  # an Operands or a plain tuple of the same: a record costs time to make
 
 
 class Operands(NamedTuple):
@@ -119,10 +45,88 @@ class Operands(NamedTuple):
     bias: Tensor | None = None
 
 
-def can_fuse(operands: Given) -> bool:
+def block_linear(
+    x: Tensor, s1: Tensor, g: Tensor, s2: Tensor, bias: Tensor | None, plan: BlockPlan
+) -> Tensor:
+    """Apply ``y = [W_1 x; …; W_K x][:out] + b``, ``W_k = diag(s1_k) H diag(g_k) H diag(s2_k)``.
+
+    Args:
+        x: Shape ``(*batch_shape, *inner, in_features)``, padded with zeros to ``D``.
+        s1, s2: Shape ``(*batch_shape, K·D)``.
+        g: Shape ``(*batch_shape, *some, K·D)``, where ``some`` are the first of ``inner``: none
+            (one ``g`` for all rows), the draws, or all (a ``g`` for every row).
+        bias: Shape ``(*batch_shape, out_features)`` or ``None``.
+        plan: The blocks.
+
+    Returns:
+        Shape ``(*batch_shape, *inner, out_features)``.
+    """
+    return product((x, s1, g, s2, None, bias), plan)
+
+
+def noisy_block_linear(
+    x: Tensor,
+    s1: Tensor,
+    moments: tuple[Tensor, Tensor],
+    s2: Tensor,
+    bias: Tensor | None,
+    plan: BlockPlan,
+    seed: int,
+) -> Tensor:
+    """Apply the blocks with a fresh ``g ~ N(mean, exp(log_scale)²)`` for every row.
+
+    ``moments`` is ``(mean, log_scale)``, each ``(*batch_shape, K·D)``; ``seed`` names the stream
+    of the noise; others as in :func:`block_linear`.
+    """
+    mean, log_scale = moments
+    return product((x, s1, mean, s2, log_scale, bias), plan, seed)
+
+
+def product(operands: Given, plan: BlockPlan | None, seed: int = 0) -> Tensor:
+    """Run the map of ``plan`` (whose scale is a logarithm) or, without, the broadcast product."""
+    x, s1, g, s2, scale, _ = operands
+    if _can_fuse(operands):
+        prepared = prepare(x.shape, s1.shape, g.shape, s2.shape, plan, scale is not None)
+        if prepared is not None:
+            if torch.is_grad_enabled():
+                y: Tensor = prepared.apply(seed, *operands)
+                return y
+            return product_forward(operands, prepared, seed, False)[0]
+    views = views_of(x.shape, s1.shape, g.shape, s2.shape, plan)
+    noise = None
+    if scale is not None:
+        shape = (*views.leading, s1.shape[-1] if plan is None else plan.block_size)
+        noise = normal_from_seed(shape, seed, dtype=x.dtype, device=x.device)
+    return _compose(Operands(*operands), views, noise, plan is not None)
+
+
+def _compose(operands: Operands, views: Views, noise: Tensor | None, log_scale: bool) -> Tensor:
+    """The product in torch operations; ``noise`` is ``(*leading, D)``."""
+    x, s1, g, s2 = (t.reshape(shape) for t, shape in zip(operands[:4], views[:4], strict=True))
+    if operands.scale is not None and noise is not None:
+        scale = operands.scale.reshape(views.scale)
+        g = g + (scale.exp() if log_scale else scale) * noise
+    if x.shape[-1] < s2.shape[-1]:
+        x = torch.nn.functional.pad(x, (0, s2.shape[-1] - x.shape[-1]))
+    y = s1 * fwht(g * fwht(s2 * x))
+    if views.has_blocks:
+        y = y.flatten(-2)[..., : views.out[-1]]
+    return y if operands.bias is None else y + operands.bias.reshape(views.bias).squeeze(-2)
+
+
+def _can_fuse(operands: Given) -> bool:
     """Tell whether the kernel may run on these tensors, now, under plain autograd."""
     dtype = operands[0].dtype
-    if kernel is None or dtype not in KERNEL_DTYPES or is_tracing() or is_transformed():
+    if (
+        kernel is None
+        or dtype not in KERNEL_DTYPES
+        # backend.is_tracing() and is_transformed(), without the calls
+        or is_compiling()
+        or _len_torch_dispatch_stack() > 0
+        or _is_tracing()
+        or _are_functorch_transforms_active()
+        or forward_ad._current_level >= 0
+    ):
         return False
     for t in operands:
         if t is not None and not (
@@ -132,127 +136,112 @@ def can_fuse(operands: Given) -> bool:
     return True
 
 
-def fused_product(operands: Given, call: Call, seed: int = 0) -> Tensor:
-    """Run the product in the kernel; ``seed`` is the stream of the noise if there is a scale."""
-    if torch.is_grad_enabled():
-        for t in operands:
-            if t is not None and t.requires_grad:
-                tensors = operands if operands[-1] is not None else _without_tail(operands)
-                is_noisy = len(tensors) > 4 and tensors[4] is not None
-                y: Tensor = call.apply_noisy(seed, *tensors) if is_noisy else call.apply(*tensors)
-                return y
-    return product_forward(operands, call, seed, False)[0]
+class PreparedProduct:
+    """All of a kernel call but its tensors: made once per shape, so that a call is cheap."""
+
+    def __init__(self, layout: Layout, log_scale: bool) -> None:
+        self.layout, self.log_scale = layout, log_scale
+        self._table = array("q", (*layout.table(), int(log_scale)))
+        self.address = self._table.buffer_info()[0]
+        self.out_shape = layout.views.out
+        self.noise_entries = math.prod(layout.sizes)
+        folds = [layout.fold(operand) for operand in range(len(Operands._fields))]
+        self.folds = folds if any(folds) else None  # of gradients of operands that loops share
+
+    @cached_property
+    def apply(self) -> Any:
+        """Run the product of ``seed, *operands`` as a node of the autograd graph."""
+        return _node(self)
 
 
-def product_forward(
-    operands: Given, call: Call, seed: int, keep_noise: bool
-) -> tuple[Tensor, Tensor | None]:
-    """Run the kernel outside autograd; return the output and, if kept, the noise.
-
-    ``operands`` is an :class:`Operands` or its first entries, the others being ``None``.
-    """
-    x = operands[0]
-    y = _empty_like(x) if x.shape == call.out_shape else x.new_empty(call.out_shape)
-    noise = None
-    if keep_noise and call.keeps_noise and len(operands) > 4 and operands[4] is not None:
-        trimmed = y.numel() != call.noise_entries
-        noise = y.new_empty(call.noise_entries) if trimmed else torch.empty_like(y)
-    element_bytes = 4 if x.dtype is _SINGLE else 8
-    _FORWARD(element_bytes, torch.get_num_threads(), call.address, seed, y, noise, *operands)
-    return y, noise
+@lru_cache(maxsize=4096)
+def prepare(
+    x: Shape, s1: Shape, g: Shape, s2: Shape, plan: BlockPlan | None, noisy: bool
+) -> PreparedProduct | None:
+    """Prepare the call for operands of these shapes; ``None`` if the kernel has too few loops."""
+    layout = Layout.of(views_of(x, s1, g, s2, plan), noisy=noisy)
+    return None if layout is None else PreparedProduct(layout, log_scale=plan is not None and noisy)
 
 
-def product_backward(
-    operands: Given, call: Call, seed: int, noise: Tensor | None, grad: Tensor, wants_x: bool
-) -> list[Gradient]:
-    """Return the gradients of the operands, outside autograd; that of ``x`` only if wanted."""
-    x, fold = operands[0], call.fold
-    gradients: list[Gradient]
-    if fold is None:
-        gradients = [None if t is None else _empty_like(t) for t in operands]
-    else:
-        given = zip(operands, call.layout.grad_shapes, strict=False)
-        gradients = [None if t is None else x.new_empty(shape) for t, shape in given]
-    if not wants_x:
-        gradients[0] = None
-    element_bytes, threads = 4 if x.dtype is _SINGLE else 8, torch.get_num_threads()
-    _BACKWARD(element_bytes, threads, call.address, seed, grad, noise, gradients, *operands)
-    if fold is None:
-        return gradients
-    absent: list[Gradient] = [None] * (len(Operands._fields) - len(operands))
-    return fold(gradients + absent)[: len(operands)]
-
-
-def _empty_like(tensor: Tensor) -> Tensor:
-    """Make a contiguous tensor of the same shape; to say how takes three times as long."""
-    if tensor.is_contiguous():
-        return torch.empty_like(tensor)
-    return torch.empty_like(tensor, memory_format=torch.contiguous_format)
-
-
-def _without_tail(operands: Given) -> Given:
-    """Leave out absent operands at the end: every argument of a node costs."""
-    size = len(operands)
-    while operands[size - 1] is None:
-        size -= 1
-    return operands[:size]
-
-
-def _node(call: Call) -> Any:
-    """Make the node of a call; one for every call, because what a node is handed costs more."""
+def _node(prepared: PreparedProduct) -> Any:
+    """Make the autograd node of a prepared product: to hand it over at every call costs more."""
 
     class StructuredProduct(torch.autograd.Function):
         @staticmethod
-        def forward(ctx: Any, *tensors: Any) -> Tensor:
-            ctx.save_for_backward(*tensors)
-            return product_forward(tensors, call, 0, False)[0]
-
-        @staticmethod
-        def backward(ctx: Any, *grads: Tensor) -> tuple[Gradient, ...]:
-            run = _backward_by_composition if torch.is_grad_enabled() else product_backward
-            wants_x = ctx.needs_input_grad[0]
-            return tuple(run(ctx.saved_tensors, call, 0, None, grads[0], wants_x))
-
-    # Function.apply without its search for torch.func wrappers: can_fuse has excluded them
-    return super(torch.autograd.Function, StructuredProduct).apply
-
-
-def _noisy_node(call: Call) -> Any:
-    """Make the node of a call with a scale."""
-
-    class NoisyStructuredProduct(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, seed: int, *tensors: Any) -> Tensor:
-            y, noise = product_forward(tensors, call, seed, True)
-            ctx.save_for_backward(noise, *tensors)
+        def forward(ctx: Any, seed: int, *operands: Any) -> Tensor:
+            y, noise = product_forward(operands, prepared, seed, True)
+            ctx.save_for_backward(noise, *operands)
             ctx.seed = seed
             return y
 
         @staticmethod
         def backward(ctx: Any, *grads: Tensor) -> tuple[Gradient, ...]:
-            noise, *tensors = ctx.saved_tensors
-            run = _backward_by_composition if torch.is_grad_enabled() else product_backward
+            noise, *operands = ctx.saved_tensors
+            if torch.is_grad_enabled():
+                return None, *_composed_backward(operands, prepared, ctx.seed, noise, grads[0])
             wants_x = ctx.needs_input_grad[1]
-            return None, *run(tensors, call, ctx.seed, noise, grads[0], wants_x)
+            return None, *product_backward(operands, prepared, ctx.seed, noise, grads[0], wants_x)
 
-    return super(torch.autograd.Function, NoisyStructuredProduct).apply
+    # Function.apply without its search for torch.func wrappers: _can_fuse has excluded them
+    return super(torch.autograd.Function, StructuredProduct).apply
 
 
-def _backward_by_composition(
-    given: Given, call: Call, seed: int, noise: Tensor | None, grad: Tensor, wants_x: bool
+def product_forward(
+    operands: Given, prepared: PreparedProduct, seed: int, keep_noise: bool
+) -> tuple[Tensor, Tensor | None]:
+    """Run the kernel outside autograd; return the output and, if kept, the noise."""
+    x, noise = operands[0], None
+    y = _empty_like(x) if x.shape == prepared.out_shape else x.new_empty(prepared.out_shape)
+    if keep_noise and operands[4] is not None and prepared.noise_entries <= _KEPT_NOISE:
+        trimmed = y.numel() != prepared.noise_entries
+        noise = y.new_empty(prepared.noise_entries) if trimmed else torch.empty_like(y)
+    element_bytes = 4 if x.dtype is torch.float32 else 8
+    _FORWARD(element_bytes, torch.get_num_threads(), prepared.address, seed, y, noise, *operands)
+    return y, noise
+
+
+def product_backward(
+    operands: Given,
+    prepared: PreparedProduct,
+    seed: int,
+    noise: Tensor | None,
+    grad: Tensor,
+    wants_x: bool,
+) -> list[Gradient]:
+    """Return the gradients of the operands, outside autograd; that of ``x`` only if wanted."""
+    x, folds = operands[0], prepared.folds
+    gradients: list[Gradient] = [None if t is None else _empty_like(t) for t in operands]
+    if folds is not None:
+        for i, fold in enumerate(folds):
+            if fold is not None and operands[i] is not None:
+                gradients[i] = x.new_empty(fold.made)
+    if not wants_x:
+        gradients[0] = None
+    element_bytes, threads = 4 if x.dtype is torch.float32 else 8, torch.get_num_threads()
+    _BACKWARD(element_bytes, threads, prepared.address, seed, grad, noise, gradients, *operands)
+    if folds is not None:
+        for i, fold in enumerate(folds):
+            made = gradients[i]
+            if fold is not None and made is not None:
+                gradients[i] = fold(made, operands[i].shape)
+    return gradients
+
+
+def _composed_backward(
+    given: Given, prepared: PreparedProduct, seed: int, noise: Tensor | None, grad: Tensor
 ) -> list[Gradient]:
     """Do what :func:`product_backward` does inside autograd, for whatever requires gradients."""
-    operands = Operands(*given)
+    operands, layout = Operands(*given), prepared.layout
     if operands.scale is not None:
-        shape = call.layout.noise_shape
         if noise is None:
-            noise = normal_from_seed(shape, seed, dtype=operands.x.dtype)
-        noise = noise.view(shape)
-    y = call.composition(operands, noise)
-    wanted = [t for t in given if t is not None and t.requires_grad]
-    found = iter(torch.autograd.grad(y, wanted, grad, create_graph=True, allow_unused=True))
-    return [next(found) if t is not None and t.requires_grad else None for t in given]
+            noise = normal_from_seed(layout.sizes, seed, dtype=operands.x.dtype)
+        noise = layout.to_leading(noise)
+    y = _compose(operands, layout.views, noise, prepared.log_scale)
+    return differentiable_gradients(y, operands, grad)
 
 
-_FORWARD: Any = None if kernel is None else kernel.product_forward
-_BACKWARD: Any = None if kernel is None else kernel.product_backward
+def _empty_like(tensor: Tensor) -> Tensor:
+    """Make a contiguous tensor of the same shape; passing memory_format is three times slower."""
+    if tensor.is_contiguous():
+        return torch.empty_like(tensor)
+    return torch.empty_like(tensor, memory_format=torch.contiguous_format)

@@ -1,11 +1,21 @@
-"""The verbs and their options: signatures and help only; what they do is in the other modules."""
+"""The command ``whvi``: its verbs and options, and what becomes of errors.
+
+Nothing heavy is imported here, so that ``--help`` is quick; what the verbs do is in
+:mod:`whvi.cli.commands` and :mod:`whvi.cli.judging`.
+"""
 
 from __future__ import annotations
 
-from enum import Enum
-from typing import Annotated
+import os
+import sys
+from collections.abc import Sequence
+from typing import Annotated, Literal
 
 import typer
+
+from whvi.errors import WhviError
+
+WRONG_CALL, INTERRUPTED = 2, 130
 
 app = typer.Typer(
     name="whvi",
@@ -17,31 +27,9 @@ app = typer.Typer(
 )
 
 
-class Task(str, Enum):
-    """What to predict."""
-
-    AUTO = "auto"
-    REGRESSION = "regression"
-    CLASSIFICATION = "classification"
-
-
-class NoiseModel(str, Enum):
-    """How targets scatter around the function."""
-
-    AUTO = "auto"
-    GAUSSIAN = "gaussian"
-    HETEROSCEDASTIC = "heteroscedastic"
-    STUDENT_T = "student_t"
-    POISSON = "poisson"
-
-
-class Decimal(str, Enum):
-    """The decimal mark."""
-
-    POINT = "."
-    COMMA = ","
-
-
+Task = Literal["auto", "regression", "classification"]
+NoiseModel = Literal["auto", "gaussian", "heteroscedastic", "student_t", "poisson"]
+Decimal = Literal[".", ","]
 ModelFile = Annotated[str, typer.Argument(metavar="MODEL", help="Model file, as 'fit' writes it.")]
 TableFile = Annotated[
     str, typer.Argument(metavar="TABLE", help="CSV, TSV or Parquet file; '-' is standard input.")
@@ -77,10 +65,10 @@ def fit(
     output: Annotated[str, typer.Option("--output", "-o", help="Model file to write.")],
     task: Annotated[
         Task, typer.Option("--task", help="auto: texts are classes, numbers are not.")
-    ] = Task.AUTO,
+    ] = "auto",
     likelihood: Annotated[
         NoiseModel, typer.Option("--likelihood", help="auto: the best on held-out rows.")
-    ] = NoiseModel.AUTO,
+    ] = "auto",
     members: Annotated[
         int | None, typer.Option("--members", min=1, help="Networks in the ensemble.")
     ] = None,
@@ -101,17 +89,16 @@ def fit(
     ] = None,
     quiet: Quiet = False,
     separator: Separator = None,
-    decimal: DecimalMark = Decimal.POINT,
+    decimal: DecimalMark = ".",
     encoding: Encoding = "utf-8",
 ) -> None:
     """Fit a model to a table and write it to a file."""
-    from whvi.cli.fitting import FitOptions, fit_table
-    from whvi.cli.tables import TableOptions
+    from whvi.cli.commands import FitOptions, TableOptions, fit_table
 
     options = FitOptions(
         target=target,
-        task=task.value,
-        likelihood=likelihood.value,
+        task=task,
+        likelihood=likelihood,
         members=members,
         hidden=hidden,
         steps=steps,
@@ -119,9 +106,9 @@ def fit(
         impute=impute,
         seed=seed,
         checkpoint=checkpoint,
-        quiet=quiet,
     )
-    fit_table(table, output, options, TableOptions(separator, decimal.value, encoding))
+    reading = TableOptions(separator, decimal, encoding, quiet=quiet)
+    fit_table(table, output, options, reading)
 
 
 @app.command()
@@ -137,14 +124,13 @@ def predict(
     ] = None,
     quiet: Quiet = False,
     separator: Separator = None,
-    decimal: DecimalMark = Decimal.POINT,
+    decimal: DecimalMark = ".",
     encoding: Encoding = "utf-8",
 ) -> None:
     """Predict every row of a table: mean, std, epistemic, aleatoric, lower, upper; or classes."""
-    from whvi.cli.predicting import predict_table
-    from whvi.cli.tables import TableOptions
+    from whvi.cli.commands import TableOptions, predict_table
 
-    options = TableOptions(separator, decimal.value, encoding, quiet=quiet)
+    options = TableOptions(separator, decimal, encoding, quiet=quiet)
     predict_table(model, table, output, options, level=level, keep=tuple(keep or ()))
 
 
@@ -156,14 +142,14 @@ def evaluate(
     level: Level = 0.9,
     quiet: Quiet = False,
     separator: Separator = None,
-    decimal: DecimalMark = Decimal.POINT,
+    decimal: DecimalMark = ".",
     encoding: Encoding = "utf-8",
 ) -> None:
     """Score predictions against the target column of a table."""
+    from whvi.cli.commands import TableOptions
     from whvi.cli.judging import evaluate_table
-    from whvi.cli.tables import TableOptions
 
-    options = TableOptions(separator, decimal.value, encoding, quiet=quiet)
+    options = TableOptions(separator, decimal, encoding, quiet=quiet)
     evaluate_table(model, table, options, level=level, as_json=as_json)
 
 
@@ -177,21 +163,21 @@ def report(
     level: Level = 0.9,
     quiet: Quiet = False,
     separator: Separator = None,
-    decimal: DecimalMark = Decimal.POINT,
+    decimal: DecimalMark = ".",
     encoding: Encoding = "utf-8",
 ) -> None:
     """Write a page with scores, pictures and plain words on how good the model is on a table."""
+    from whvi.cli.commands import TableOptions
     from whvi.cli.judging import report_table
-    from whvi.cli.tables import TableOptions
 
-    options = TableOptions(separator, decimal.value, encoding, quiet=quiet)
+    options = TableOptions(separator, decimal, encoding, quiet=quiet)
     report_table(model, table, output, options, level=level)
 
 
 @app.command()
 def info(model: ModelFile, as_json: AsJson = False) -> None:
     """Describe a model file."""
-    from whvi.cli.describing import describe_model
+    from whvi.cli.judging import describe_model
 
     describe_model(model, as_json=as_json)
 
@@ -202,3 +188,44 @@ def doctor() -> None:
     from whvi.doctor import main as examine
 
     raise typer.Exit(examine())
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command and return the exit code.
+
+    0: done. 1: the command ran and its answer is bad news (``whvi doctor``). 2: a wrong call, an
+    unusable file or an unusable table, told in one line on stderr. 130: stopped by Ctrl-C.
+    """
+    usage_error: type[Exception] = typer.BadParameter.__mro__[2]  # the base of all of typer's
+    try:
+        words = list(sys.argv[1:] if arguments is None else arguments)
+        code = app(words, prog_name="whvi", standalone_mode=False)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # the reader has gone: send what Python flushes at its end to nowhere
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except (KeyboardInterrupt, typer.Abort):
+        code = INTERRUPTED
+    except usage_error as error:
+        return fail(error.format_message())  # type: ignore[attr-defined]  # every usage error's
+    except (WhviError, OSError) as error:
+        return fail(_describe(error))
+    except MemoryError:
+        return fail("not enough memory for a table or model of this size")
+    if code == INTERRUPTED:
+        print("interrupted", file=sys.stderr)
+    return code if isinstance(code, int) else 0
+
+
+def fail(message: str) -> int:
+    """Say in one line what is wrong, and return the exit code."""
+    print(f"error: {' '.join(message.split())}", file=sys.stderr)
+    return WRONG_CALL
+
+
+def _describe(error: Exception) -> str:
+    if isinstance(error, OSError) and not isinstance(error, WhviError) and error.strerror:
+        place = f"{os.fspath(error.filename)!r}: " if error.filename is not None else ""
+        return f"{place}{error.strerror}"
+    return str(error) or type(error).__name__

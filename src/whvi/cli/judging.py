@@ -1,21 +1,38 @@
-"""``whvi evaluate`` and ``whvi report``: predictions against the truth."""
+"""``whvi evaluate``, ``whvi report`` and ``whvi info``: how good a model is, and what it holds."""
 
 from __future__ import annotations
 
 import json
 import math
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from whvi.cli.files import check_output, open_output
-from whvi.cli.predicting import check_level
-from whvi.cli.tables import TableOptions, model_columns, read, target_column
-from whvi.errors import ConfigError
+import torch
+
+from whvi.cli.commands import (
+    STREAM,
+    TableOptions,
+    check_level,
+    check_one_target,
+    check_output,
+    labels_of,
+    model_columns,
+    numbers_of,
+    open_output,
+)
+from whvi.layers import summary
+from whvi.tabular import load_model
+from whvi.tabular.modelfile import load_predictor, read_model_file
 
 if TYPE_CHECKING:
+    import numpy as np
     import pandas as pd
 
-_NAMES = {
+    from whvi.tabular.inputs import Column
+    from whvi.tabular.predictor import Predictor
+
+_SCORES = {
     "num_rows": "rows",
     "rmse": "RMSE",
     "rmse_of_mean": "RMSE of the mean",
@@ -40,48 +57,51 @@ def evaluate_table(
 ) -> None:
     """Print scores as a table, or as JSON."""
     check_level(level)
-    model, x, y = _load(model_file, source, options)
-    scores = score(model, x, y, level)
-    print(json.dumps(_plain(scores), indent=1) if as_json else "\n".join(_lines(scores)))
+    predictor = load_predictor(model_file)
+    x, y = judged_rows(predictor, source, options)
+    scores = score(predictor, x, y, level)
+    print(json.dumps(_plain(scores), indent=1) if as_json else "\n".join(_score_lines(scores)))
 
 
 def report_table(
     model_file: str, source: str, output: str, options: TableOptions, *, level: float
 ) -> None:
-    """Write the page."""
+    """Write a page on how good a model is."""
     from whvi.report import build_report
 
     check_level(level)
     check_output(output, [model_file, source])
-    model, x, y = _load(model_file, source, options)
-    name = "standard input" if source == "-" else os.path.basename(source)
+    model = load_model(model_file)
+    x, y = judged_rows(load_predictor(model_file), source, options)
+    name = "standard input" if source == STREAM else os.path.basename(source)
     page = build_report(model, x, y, source=name, main_level=level)
     with open_output(output) as stream:
         stream.write(page)
 
 
-def score(model: Any, x: pd.DataFrame, y: Any, level: float) -> dict[str, Any]:
-    """Score a model's predictions for ``x`` against ``y``, as plain values."""
-    import torch
+def judged_rows(
+    predictor: Predictor, source: str, options: TableOptions
+) -> tuple[pd.DataFrame, np.ndarray]:
+    """Read inputs and true values: numbers for a regression, labels for a classification."""
+    schema = predictor.schema
+    frame = options.read(source, schema.kinds)
+    x, name = model_columns(frame, schema, options), schema.target_names[0]
+    if predictor.classes is None:
+        return x, numbers_of(frame, name)
+    labels = labels_of(frame, name)
+    return x, labels.astype(bool) if schema.target_kind == "boolean" else labels
 
-    from whvi.report import score_labels, score_regression
-    from whvi.report.build import label_numbers
 
-    predictive = model.predict_dist(x)
-    if hasattr(model, "classes_"):
-        return score_labels(predictive, label_numbers(model.classes_, y)).as_dict()
-    if predictive.mean.dim() != 1:
-        raise ConfigError("the model predicts several targets; the command line judges one")
+def score(predictor: Predictor, x: pd.DataFrame, y: np.ndarray, level: float) -> dict[str, Any]:
+    """Score predictions for ``x`` against ``y``, as plain values."""
+    from whvi.report.scores import label_numbers, score_labels, score_regression
+
+    predictive = predictor.predict(x)
+    if predictor.classes is not None:
+        return score_labels(predictive, label_numbers(predictor.classes, y)).as_dict()
+    check_one_target(predictor)
     levels = sorted({0.5, 0.8, 0.9, 0.95, level})
     return score_regression(predictive, torch.as_tensor(y), levels=levels).as_dict()
-
-
-def _load(model_file: str, source: str, options: TableOptions) -> tuple[Any, pd.DataFrame, Any]:
-    from whvi.tabular.modelfile import load_model
-
-    model = load_model(model_file)
-    frame = read(source, options)
-    return model, model_columns(frame, model, options), target_column(frame, model)
 
 
 def _plain(value: Any) -> Any:
@@ -93,14 +113,37 @@ def _plain(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _lines(scores: dict[str, Any]) -> list[str]:
-    rows = [(_NAMES[name], value) for name, value in scores.items() if name in _NAMES]
-    lines = [f"{name:<36}{_shown(value):>12}" for name, value in rows if value is not None]
+def _score_lines(scores: dict[str, Any]) -> list[str]:
+    lines = []
+    for name, value in scores.items():
+        if name in _SCORES and value is not None:
+            shown = f"{value:,}" if isinstance(value, int) else f"{value:.5g}"
+            lines.append(f"{_SCORES[name]:<36}{shown:>12}")
     for each in scores.get("intervals", ()):
         name = f"coverage of {100 * each['level']:g} % intervals"
         lines.append(f"{name:<36}{100 * each['coverage']:>10.1f} %")
     return lines
 
 
-def _shown(value: float) -> str:
-    return f"{value:,}" if isinstance(value, int) else f"{value:.5g}"
+def describe_model(model_file: str, *, as_json: bool) -> None:
+    """Print the model's card, columns and layers; or the file's document as JSON."""
+    from whvi.report import model_card
+
+    if as_json:
+        print(json.dumps(read_model_file(model_file).document, indent=1))
+        return
+    model = load_model(model_file)
+    size = Path(model_file).stat().st_size
+    lines = [f"{name:<34}{value}" for name, value in model_card(model)]
+    lines += [f"{'size of the file':<34}{size / 1000:,.0f} kB", "", "columns"]
+    lines += [f"  {column.name:<32}{_describe(column)}" for column in model.schema_.columns]
+    lines += ["", str(summary(model.model_))]
+    print("\n".join(lines))
+
+
+def _describe(column: Column) -> str:
+    if column.categories is not None:
+        shown = ", ".join(column.categories[:8])
+        rest = len(column.categories) - 8
+        return f"{column.kind}: {shown}{f' and {rest} more' if rest > 0 else ''}"
+    return f"{column.kind}, {column.minimum:g} to {column.maximum:g} in training"

@@ -22,7 +22,7 @@ from whvi.errors import ConfigError
 from whvi.gp.features import RandomFeatures
 from whvi.gp.kernels import Kernel
 from whvi.layers import MeanFieldLinear, WHVILinear
-from whvi.layers.structured import StructuredWeight
+from whvi.layers.structured import StructuredMatrix
 
 
 @final
@@ -66,7 +66,7 @@ class DeepGP(nn.Module):
         width = in_features
         for size in (*hidden, out_features):
             function = make(num_features, size, prior="standard_normal", dtype=dtype)
-            function.weight.posterior.reset(1.0, 0.1, generator=generator)
+            function.matrix.posterior.reset(1.0, 0.1, generator=generator)
             features = RandomFeatures(
                 width,
                 num_features,
@@ -92,5 +92,5 @@ class DeepGP(nn.Module):
 
 def _prior_weight_variance(function: WHVILinear | MeanFieldLinear) -> float:
     """Return the variance of a weight under ``g ~ N(0, I)``, ``|s1| = |s2| = 1``, or ``1``."""
-    weight = function.weight
-    return 1 / weight.plan.block_size if isinstance(weight, StructuredWeight) else 1.0
+    matrix = function.matrix
+    return 1 / matrix.plan.block_size if isinstance(matrix, StructuredMatrix) else 1.0

@@ -26,11 +26,17 @@ from whvi._checks import check_positive_int, next_power_of_two
 from whvi._kernel.noise import normal_from_seed
 from whvi.gp.column import ColumnTangent, circulant, column_product
 from whvi.gp.features import RandomFeatures
+from whvi.layers.matrix import OutputMoments
 from whvi.layers.protocol import BayesianLayer
-from whvi.layers.weights import OutputMoments, check_draws_axis, lift
 from whvi.posteriors import DiagonalGaussian, Posterior, PosteriorFactory, make_posterior
 from whvi.priors import FixedPrior, Prior
-from whvi.sampling import LocalReparameterization, MeanWeights, current_sampler
+from whvi.sampling import (
+    LocalReparameterization,
+    MeanWeights,
+    check_draws_axis,
+    current_sampler,
+    insert_inner_axes,
+)
 
 _SCALE_SPREAD = 0.1  # s1 and s2 start at 1 + 0.1 N(0, 1): not all basis functions are alike
 _MEAN_STD, _POSTERIOR_SCALE = 0.01, 0.1  # of the coefficients at the start
@@ -200,20 +206,18 @@ class FeatureLayer(BayesianLayer):
         """Map ``(*inner, d)`` to ``(*inner, O)``, float64; coefficients as the sampler says."""
         sampler = current_sampler()
         if isinstance(sampler, MeanWeights):
-            return combine(self.basis(x), self.posterior.mean)
+            return combine(self.basis(x), self.posterior.blocks(self.posterior.mean))
         if isinstance(sampler, LocalReparameterization):
             mean, variance = self.output_moments(x)
             seed = sampler.next_seed()
             noise = normal_from_seed(mean.shape, seed, dtype=mean.dtype, device=mean.device)
             return mean + variance.sqrt() * noise
-        check_draws_axis(x, sampler, ())
-        draw = sampler.draw_once(
-            self, lambda: self.posterior.rsample(sampler.sample_shape, generator=sampler.generator)
-        )
+        check_draws_axis(x, sampler, 0)
+        draw = self.posterior.blocks(sampler.value(self.posterior))
         # rows that are the same for all draws have one basis
-        shared = sampler.num_samples is not None and x.stride(0) == 0
+        shared = sampler.num_draws is not None and x.stride(0) == 0
         psi = self.basis(x[0]) if shared else self.basis(x)
-        return combine(psi, lift(draw, 0, x.dim() - 1, 2))
+        return combine(psi, insert_inner_axes(draw, 0, x.dim() - 1, 2))
 
     def basis_function(self) -> Callable[[Tensor], Tensor]:
         """Return the map of waves to ``ψ``, with what does not depend on rows computed once."""
@@ -222,7 +226,7 @@ class FeatureLayer(BayesianLayer):
 
     def mean_function(self) -> Callable[[Tensor], Tensor]:
         """Return the map of waves to the mean ``ψ·E[a] (..., O)``, float64."""
-        return self.map.values(self.posterior.mean, self.features.scale)
+        return self.map.values(self.posterior.blocks(self.posterior.mean), self.features.scale)
 
     def moments_function(self) -> Callable[[Tensor], OutputMoments]:
         """Return the map of waves to mean ``ψ·E[a]`` and variance ``ψᵀ Σ ψ``, each ``(..., O)``."""
@@ -232,7 +236,7 @@ class FeatureLayer(BayesianLayer):
     def _variance(self) -> Callable[[Tensor], Tensor]:
         """Return the map of ``ψ`` to ``ψᵀ Σ ψ``."""
         if isinstance(self.posterior, DiagonalGaussian):
-            variance = self.posterior.variance
+            variance = self.posterior.blocks(self.posterior.variance)
             return lambda psi: combine(psi.double().square(), variance)
         # a sum of squares: nothing cancels, so it may have the precision of the features
         root = torch.linalg.cholesky(self.posterior.covariance()).to(self.features.dtype)

@@ -117,9 +117,9 @@ def basis_of(layer: FeatureLayer, num_rows: int) -> Basis:
 def write_posterior(layer: FeatureLayer, found: CoefficientPosterior) -> None:
     """Write a closed-form posterior into the layer."""
     posterior = layer.posterior
-    posterior.loc.copy_(found.mean.unsqueeze(0))
+    posterior.loc.copy_(found.mean)
     if isinstance(posterior, DiagonalGaussian):
-        posterior.log_scale.copy_(0.5 * found.variance.log().unsqueeze(0))
+        posterior.log_scale.copy_(0.5 * found.variance.log())
         return
     assert isinstance(posterior, FullGaussian)  # the constructor knows only these two
     assert found.root is not None  # full covariance was asked for
@@ -127,5 +127,5 @@ def write_posterior(layer: FeatureLayer, found: CoefficientPosterior) -> None:
     tril = torch.linalg.qr(found.root.T).R.T
     tril = tril * tril.diagonal().sign()
     rows, columns = torch.tril_indices(len(tril), len(tril), offset=-1)
-    posterior.log_diagonal.copy_(tril.diagonal().log().unsqueeze(0))
-    posterior.lower.copy_(tril[rows, columns].unsqueeze(0))
+    posterior.log_diagonal.copy_(tril.diagonal().log())
+    posterior.lower.copy_(tril[rows, columns])

@@ -26,7 +26,7 @@ from whvi.gp.optimise import CollapsedFit, fit_collapsed
 from whvi.gp.options import make_likelihood, posterior_name
 from whvi.gp.predictive import gaussian_marginals
 from whvi.gp.streaming import stream_statistics
-from whvi.layers.weights import OutputMoments
+from whvi.layers.matrix import OutputMoments
 from whvi.likelihoods import Gaussian, Likelihood
 from whvi.posteriors import FullGaussian
 from whvi.predictive import Predictive
@@ -266,12 +266,14 @@ class RandomFeatureGP(nn.Module):
         """
         check_positive_int("num", num)
         with torch.no_grad():
-            coefficients = self.layer.posterior.rsample((num,), generator=generator)
+            posterior = self.layer.posterior
+            coefficients = posterior.blocks(posterior.rsample((num,), generator=generator))
         return self._functions(coefficients)
 
     def mean_function(self) -> FunctionDraws:
         """Return the posterior mean as one function, a callable like :meth:`draw_functions`."""
-        return self._functions(self.layer.posterior.mean.detach().unsqueeze(0))
+        posterior = self.layer.posterior
+        return self._functions(posterior.blocks(posterior.mean).detach().unsqueeze(0))
 
     def gradient(self, x: Tensor) -> Tensor:
         """Return the gradient of the mean with respect to ``x (N, d)``, in the user's units.

@@ -9,8 +9,13 @@ from torch import Tensor
 
 from whvi.errors import ConfigError, ShapeError
 from whvi.layers.protocol import BayesianLayer
-from whvi.layers.weights import check_draws_axis, lift
-from whvi.sampling import LocalReparameterization, MeanWeights, current_sampler
+from whvi.sampling import (
+    LocalReparameterization,
+    MeanWeights,
+    check_draws_axis,
+    current_sampler,
+    insert_inner_axes,
+)
 
 _WORDS = 1 << 31  # that ``random_`` draws from
 
@@ -63,10 +68,10 @@ class MCDropout(BayesianLayer):
             return x
         if isinstance(sampler, LocalReparameterization):
             return x * self._mask(x, tuple(x.shape), sampler.generator)
-        check_draws_axis(x, sampler, self.batch_shape)
+        check_draws_axis(x, sampler, axes)
         shape = (*self.batch_shape, *sampler.sample_shape, x.shape[-1])
         mask = sampler.draw_once(self, lambda: self._mask(x, shape, sampler.generator))
-        return x * lift(mask, len(self.batch_shape), x.dim() - len(self.batch_shape) - 1)
+        return x * insert_inner_axes(mask, axes, x.dim() - axes - 1)
 
     def kl(self) -> Tensor:
         """Return zeros of shape ``batch_shape``."""

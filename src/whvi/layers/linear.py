@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from typing import Any, final
 
 import torch
@@ -9,87 +10,143 @@ from torch import Tensor, nn
 
 from whvi._checks import check_dtype, check_last_dim, check_positive_int
 from whvi.errors import ShapeError
-from whvi.layers.meanfield import DenseGaussianWeight
+from whvi.layers.deferred import deferred
+from whvi.layers.matrix import OutputMoments, RandomMatrix, WeightMoments
+from whvi.layers.meanfield import DenseGaussianMatrix
 from whvi.layers.protocol import BayesianLayer
-from whvi.layers.structured import StructuredWeight
-from whvi.layers.weights import OutputMoments, Weight, WeightMoments, lift
+from whvi.layers.structured import StructuredMatrix
 from whvi.posteriors import Posterior, PosteriorFactory, make_posterior
-from whvi.posteriors.diagonal import sum_of_kls
+from whvi.posteriors.base import sum_of_kls
 from whvi.priors import EmpiricalBayesPrior, Prior, PriorFactory
-from whvi.sampling import LocalReparameterization, MeanWeights, Sampler, current_sampler
+from whvi.sampling import Sampler, check_draws_axis, current_sampler, insert_inner_axes
 
 Device = torch.device | str | None
 
 
-class Bias(nn.Module):
-    """A bias vector ``(*batch_shape, out_features)``: a parameter, or a random vector.
+class RandomAffine(BayesianLayer):
+    """What linear layers and convolutions share: a random matrix and a bias.
 
-    Args:
-        out_features: Its length.
-        posterior: ``None`` for a parameter, else name or factory of its posterior. Its prior is
-            ``N(0, λ I)`` with ``λ`` by empirical Bayes.
+    ``matrix`` holds the parameters, the posterior and the prior of the weights. ``bias`` is a
+    parameter or ``None``; a random bias has a ``bias_posterior``, and its prior is ``N(0, λ I)``
+    with ``λ`` by empirical Bayes.
     """
 
-    def __init__(
-        self,
-        out_features: int,
-        *,
-        posterior: str | PosteriorFactory | None = None,
-        batch_shape: tuple[int, ...] = (),
-        device: Device = None,
-        dtype: torch.dtype | None = None,
+    matrix: RandomMatrix
+    bias_posterior: Posterior | None
+    bias_prior: Prior
+
+    def _add_bias(
+        self, size: int, posterior: str | PosteriorFactory | None, wanted: bool, **place: Any
     ) -> None:
-        super().__init__()
-        self.batch_shape = batch_shape
-        self.value: nn.Parameter | None = None
-        self.posterior: Posterior | None = None
-        self.prior: Prior = EmpiricalBayesPrior()
-        if posterior is None:
-            zeros = torch.zeros(*batch_shape, out_features, device=device, dtype=dtype)
-            self.value = nn.Parameter(zeros)
-        else:
-            shape = (*batch_shape, 1, out_features)
-            self.posterior = make_posterior(posterior, shape, device=device, dtype=dtype)
-            self.reset_parameters()
+        self.bias_posterior = None
+        # register_parameter refuses a name that is a property
+        self._parameters["bias"] = None
+        if wanted and posterior is None:
+            zeros = torch.zeros(*self.batch_shape, size, **place)
+            self._parameters["bias"] = nn.Parameter(zeros)
+        elif wanted and posterior is not None:
+            self.bias_posterior = make_posterior(posterior, (*self.batch_shape, 1, size), **place)
+            self.bias_prior = EmpiricalBayesPrior()
+            self._reset_bias(None)
 
     @torch.no_grad()
-    def reset_parameters(self, *, generator: torch.Generator | None = None) -> None:
+    def _reset_bias(self, generator: torch.Generator | None) -> None:
         """Start at zero; a random bias with small means and a standard deviation of 0.1."""
-        if self.value is not None:
-            self.value.zero_()
-        if self.posterior is not None:
-            self.posterior.reset(0.01, 0.1, generator=generator)
-
-    def draw(self, inner: tuple[int, ...], sampler: Sampler) -> Tensor:
-        """Return a bias that ``lift`` can spread over ``inner``, as the sampler says."""
-        if self.value is not None:
-            return self.value
-        posterior = self.posterior
-        assert posterior is not None  # one of the two is always there
-        if isinstance(sampler, MeanWeights):
-            return posterior.mean.squeeze(-2)
-        if isinstance(sampler, LocalReparameterization):
-            return posterior.rsample(inner, generator=sampler.generator).squeeze(-2)
-        shape, generator = sampler.sample_shape, sampler.generator
-        draw = sampler.draw_once(self, lambda: posterior.rsample(shape, generator=generator))
-        return draw.squeeze(-2)
-
-
-class RandomLinear(BayesianLayer):
-    """What linear layers share: a :class:`Weight`, a :class:`Bias`, and the checks at the door."""
-
-    weight: Weight
-    bias: Bias | None
+        parameter = self._parameters["bias"]
+        if parameter is not None:
+            parameter.zero_()
+        if self.bias_posterior is not None:
+            self.bias_posterior.reset(0.01, 0.1, generator=generator)
 
     @property
-    def in_features(self) -> int:
-        """Width of the input."""
-        return self.weight.in_features
+    def weight(self) -> Tensor:
+        """The dense weights under the active sampler, with gradient.
+
+        Of the shape that torch's layer has, after ``(*batch_shape, [S,])``: those that ``forward``
+        multiplies by under the same :class:`whvi.sampling.WeightDraws`, the mean under
+        :class:`whvi.sampling.MeanWeights`, and one draw under
+        :class:`whvi.sampling.LocalReparameterization`. They are formed by the first operation on
+        them; shape, data type and device are free.
+        """
+        sampler = current_sampler()
+        shape = (*self.batch_shape, *sampler.sample_shape, *self.weight_shape)
+        return deferred(lambda: self._dense(sampler), shape, self.matrix.posterior.loc)
 
     @property
-    def out_features(self) -> int:
-        """Width of the output."""
-        return self.weight.out_features
+    def bias(self) -> Tensor | None:
+        """The parameter, or the value of a random bias under the active sampler, or ``None``."""
+        if self.bias_posterior is None:
+            return self._parameters["bias"]
+        posterior, sampler = self.bias_posterior, current_sampler()
+        shape = (*self.batch_shape, *sampler.sample_shape, posterior.num_entries)
+        return deferred(lambda: sampler.value(posterior), shape, posterior.loc)
+
+    @property
+    def has_bias(self) -> bool:
+        """Whether there is a bias, random or not."""
+        return self.bias_posterior is not None or self._parameters["bias"] is not None
+
+    @property
+    @abstractmethod
+    def weight_shape(self) -> tuple[int, ...]:
+        """Shape of the weights in torch's layer."""
+
+    def _dense(self, sampler: Sampler) -> Tensor:
+        """Form the dense weights."""
+        return self.matrix.dense(sampler.value(self.matrix.posterior))
+
+    def sample_weight(
+        self, sample_shape: tuple[int, ...] = (), *, generator: torch.Generator | None = None
+    ) -> Tensor:
+        """Draw weights of the shape that torch's layer has, after ``(*sample_shape, *batch_shape)``.
+
+        With gradients; nothing is kept, whatever the sampler.
+        """
+        matrices = self.matrix.sample(sample_shape, generator=generator)
+        return matrices.reshape(*sample_shape, *self.batch_shape, *self.weight_shape)
+
+    def kl(self) -> Tensor:
+        """Return the KL of weights and (if random) bias in nats, shape ``batch_shape``."""
+        return sum_of_kls(self._kl_pairs())
+
+    def kl_terms(self) -> list[tuple[Posterior, Prior]] | None:
+        """Return posterior and prior of the weights and (if random) of the bias."""
+        return self._kl_pairs()
+
+    def _kl_pairs(self) -> list[tuple[Posterior, Prior]]:
+        pairs = [(self.matrix.posterior, self.matrix.prior)]
+        if self.bias_posterior is not None:
+            pairs.append((self.bias_posterior, self.bias_prior))
+        return pairs
+
+    def reset_parameters(self, *, generator: torch.Generator | None = None) -> None:
+        """Draw a new starting point."""
+        self.matrix.reset_parameters(generator=generator)
+        self._reset_bias(generator)
+
+    def _with_bias(self, moments: OutputMoments, inner_ndim: int) -> OutputMoments:
+        """Add the mean and variance of the bias to those of ``W x``."""
+        mean, variance = moments
+        axes = (len(self.batch_shape), inner_ndim)
+        if self.bias_posterior is not None:
+            mean = mean + insert_inner_axes(self.bias_posterior.mean, *axes)
+            variance = variance + insert_inner_axes(self.bias_posterior.variance, *axes)
+        elif self.bias is not None:
+            mean = mean + insert_inner_axes(self.bias, *axes)
+        return OutputMoments(mean, variance)
+
+
+class RandomLinear(RandomAffine):
+    """What linear layers share: ``y = W x + b`` on the last axis."""
+
+    in_features: int
+    out_features: int
+
+    def _set_sizes(self, in_features: int, out_features: int, batch_shape: tuple[int, ...]) -> None:
+        check_positive_int("in_features", in_features)
+        check_positive_int("out_features", out_features)
+        self.in_features, self.out_features = in_features, out_features
+        self.batch_shape = tuple(batch_shape)
 
     def forward(self, x: Tensor) -> Tensor:
         """Map ``(*batch_shape, *inner, in_features)`` to ``(*batch_shape, *inner, out_features)``.
@@ -99,39 +156,41 @@ class RandomLinear(BayesianLayer):
         """
         self._check(x)
         sampler = current_sampler()
-        if self.bias is None:
-            return self.weight.multiply(x, None, sampler)
-        if self.bias.value is not None:
-            return self.weight.multiply(x, self.bias.value, sampler)
         batch_ndim = len(self.batch_shape)
-        inner = tuple(x.shape[batch_ndim:-1])
-        bias = lift(self.bias.draw(inner, sampler), batch_ndim, len(inner))
-        return self.weight.multiply(x, None, sampler) + bias
+        check_draws_axis(x, sampler, batch_ndim)
+        if self.bias_posterior is None:
+            return self.matrix.multiply(x, self._parameters["bias"], sampler)
+        inner_shape = tuple(x.shape[batch_ndim:-1])
+        bias = sampler.value(self.bias_posterior, inner_shape)
+        bias = insert_inner_axes(bias, batch_ndim, len(inner_shape))
+        return self.matrix.multiply(x, None, sampler) + bias
 
-    def kl(self) -> Tensor:
-        """Return the KL of weights and (if random) bias in nats, shape ``batch_shape``."""
-        return sum_of_kls(self.kl_terms())
+    def _check(self, x: Tensor) -> None:
+        loc, axes = self.matrix.posterior.loc, len(self.batch_shape)
+        if (
+            x.dtype is loc.dtype
+            and x.device == loc.device
+            and x.dim() > axes
+            and x.shape[-1] == self.in_features
+            and (not axes or x.shape[:axes] == self.batch_shape)
+        ):
+            return
+        check_last_dim("input", x, self.in_features)
+        check_dtype("input", x, loc)
+        raise ShapeError(
+            f"input of a layer with batch_shape {self.batch_shape} must have shape "
+            f"({', '.join(map(str, self.batch_shape))}, ..., {self.in_features}), got "
+            f"{tuple(x.shape)}; x.expand(*batch_shape, *x.shape) shares rows between replicas"
+        )
 
-    def kl_terms(self) -> list[tuple[Posterior, Prior]]:
-        """Return posterior and prior of the weights and (if random) of the bias."""
-        pairs = [(self.weight.posterior, self.weight.prior)]
-        if self.bias is not None and self.bias.posterior is not None:
-            pairs.append((self.bias.posterior, self.bias.prior))
-        return pairs
-
-    def reset_parameters(self, *, generator: torch.Generator | None = None) -> None:
-        """Draw a new starting point."""
-        self.weight.reset_parameters(generator=generator)
-        if self.bias is not None:
-            self.bias.reset_parameters(generator=generator)
-
-    def sample_weight(self, generator: torch.Generator | None = None) -> Tensor:
-        """Draw a dense weight matrix, shape ``(*batch_shape, out_features, in_features)``."""
-        return self.weight.sample(generator=generator)
+    @property
+    def weight_shape(self) -> tuple[int, ...]:
+        """``(out_features, in_features)``."""
+        return (self.out_features, self.in_features)
 
     def weight_moments(self) -> WeightMoments:
         """Return mean and covariance of ``vec(W)`` (row by row), for small layers."""
-        return self.weight.moments()
+        return self.matrix.moments()
 
     def output_moments(self, x: Tensor) -> OutputMoments:
         """Return the exact mean and variance of the output, without sampling.
@@ -144,32 +203,13 @@ class RandomLinear(BayesianLayer):
             are correlated; these are the marginals.
         """
         self._check(x)
-        mean, variance = self.weight.output_moments(x)
-        if self.bias is None:
-            return OutputMoments(mean, variance)
-        batch_ndim, inner_ndim = len(self.batch_shape), x.dim() - len(self.batch_shape) - 1
-        mean = mean + lift(self.bias.draw((), MeanWeights()), batch_ndim, inner_ndim)
-        if self.bias.posterior is not None:
-            spread = self.bias.posterior.variance.squeeze(-2)
-            variance = variance + lift(spread, batch_ndim, inner_ndim)
-        return OutputMoments(mean, variance)
+        return self._with_bias(self.matrix.output_moments(x), x.dim() - len(self.batch_shape) - 1)
 
     def extra_repr(self) -> str:
         """Show what ``torch.nn.Linear`` shows, and the replicas."""
         shown = f"in_features={self.in_features}, out_features={self.out_features}"
-        shown += f", bias={self.bias is not None}"
+        shown += f", bias={self.has_bias}"
         return shown + (f", batch_shape={self.batch_shape}" if self.batch_shape else "")
-
-    def _check(self, x: Tensor) -> None:
-        check_last_dim("input", x, self.in_features)
-        check_dtype("input", x, self.weight.posterior.loc)
-        axes = len(self.batch_shape)
-        if axes and tuple(x.shape[:axes]) != self.batch_shape:
-            raise ShapeError(
-                f"input of a layer with batch_shape {self.batch_shape} must have shape "
-                f"({', '.join(map(str, self.batch_shape))}, ..., {self.in_features}), got "
-                f"{tuple(x.shape)}; x.expand(*batch_shape, *x.shape) shares rows between replicas"
-            )
 
 
 @final
@@ -179,7 +219,7 @@ class WHVILinear(RandomLinear):
     ``W = diag(s1) H diag(g) H diag(s2)``, ``g ~ q(g)``: O(in + out) parameters, O(D log D) time.
 
     Args:
-        in_features, out_features: Any sizes; see :class:`whvi._kernel.plan.BlockPlan`.
+        in_features, out_features: Any sizes; see :class:`whvi._kernel.layout.BlockPlan`.
         bias: Whether to add a bias.
         posterior: Of ``g``: ``"diagonal"``, ``"low_rank"``, ``"full"``, ``"flow"``, ``"point"``,
             or a factory such as ``functools.partial(LowRankGaussian, rank=8)``.
@@ -188,6 +228,8 @@ class WHVILinear(RandomLinear):
         bias_posterior: ``None`` for a deterministic bias (recommended), else its posterior.
         batch_shape: ``(R,)`` for R independent replicas trained in one pass.
     """
+
+    matrix: StructuredMatrix
 
     def __init__(
         self,
@@ -203,12 +245,11 @@ class WHVILinear(RandomLinear):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        self.batch_shape = tuple(batch_shape)
-        place: Any = {"batch_shape": self.batch_shape, "device": device, "dtype": dtype}
-        self.weight = StructuredWeight(
-            in_features, out_features, posterior=posterior, prior=prior, **place
-        )
-        self.bias = Bias(out_features, posterior=bias_posterior, **place) if bias else None
+        self._set_sizes(in_features, out_features, batch_shape)
+        place: Any = {"device": device, "dtype": dtype}
+        options: Any = {"posterior": posterior, "prior": prior, "batch_shape": self.batch_shape}
+        self.matrix = StructuredMatrix(in_features, out_features, **options, **place)
+        self._add_bias(out_features, bias_posterior, bias, **place)
 
 
 @final
@@ -223,6 +264,8 @@ class MeanFieldLinear(RandomLinear):
         batch_shape: ``(R,)`` for R independent replicas trained in one pass.
     """
 
+    matrix: DenseGaussianMatrix
+
     def __init__(
         self,
         in_features: int,
@@ -236,9 +279,8 @@ class MeanFieldLinear(RandomLinear):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        check_positive_int("in_features", in_features)
-        check_positive_int("out_features", out_features)
-        self.batch_shape = tuple(batch_shape)
-        place: Any = {"batch_shape": self.batch_shape, "device": device, "dtype": dtype}
-        self.weight = DenseGaussianWeight(in_features, out_features, prior=prior, **place)
-        self.bias = Bias(out_features, posterior=bias_posterior, **place) if bias else None
+        self._set_sizes(in_features, out_features, batch_shape)
+        place: Any = {"device": device, "dtype": dtype}
+        options: Any = {"prior": prior, "batch_shape": self.batch_shape}
+        self.matrix = DenseGaussianMatrix(in_features, out_features, **options, **place)
+        self._add_bias(out_features, bias_posterior, bias, **place)

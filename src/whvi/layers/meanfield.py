@@ -13,18 +13,18 @@ from torch import Tensor
 
 from whvi._kernel.dense import local_linear
 from whvi._kernel.noise import normal_from_seed
-from whvi.layers.weights import OutputMoments, Weight, WeightMoments, lift
+from whvi.layers.matrix import OutputMoments, RandomMatrix, WeightMoments
 from whvi.posteriors import DiagonalGaussian
 from whvi.priors import Prior, PriorFactory, make_prior
-from whvi.sampling import LocalReparameterization
+from whvi.sampling import LocalReparameterization, Sampler, insert_inner_axes
 
 _RELATIVE_SCALE = 0.1  # posterior standard deviation at the start, times in_features ** -0.5
 _ROWWISE_OUTPUTS = 4  # up to here rows are summed one by one, so a draw is a function to the bit
 
 
 @final
-class DenseGaussianWeight(Weight):
-    """``W`` with independent Gaussian entries.
+class DenseGaussianMatrix(RandomMatrix):
+    """``W`` with independent Gaussian entries; ``posterior`` has them row by row.
 
     Args:
         in_features, out_features: Shape of ``W``.
@@ -55,51 +55,46 @@ class DenseGaussianWeight(Weight):
         mean_std = self.in_features**-0.5
         self.posterior.reset(mean_std, _RELATIVE_SCALE * mean_std, generator=generator)
 
-    def _mean(self) -> Tensor:
-        return self.posterior.loc
+    def multiply(self, x: Tensor, bias: Tensor | None, sampler: Sampler) -> Tensor:
+        """See :meth:`RandomMatrix.multiply`."""
+        posterior = self.posterior
+        if isinstance(sampler, LocalReparameterization):
+            shape = (*x.shape[:-1], self.out_features)
+            noise = normal_from_seed(shape, sampler.next_seed(), dtype=x.dtype, device=x.device)
+            return local_linear(x, posterior.loc, posterior.log_scale, bias, noise)
+        y = self._multiply_by(self.dense(sampler.value(posterior)), x)
+        batch_ndim = len(self.batch_shape)
+        inner_ndim = x.dim() - batch_ndim - 1
+        return y if bias is None else y + insert_inner_axes(bias, batch_ndim, inner_ndim)
 
-    def _draw(self, sample_shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
-        return self.posterior.rsample(sample_shape, generator=generator)
-
-    def _dense(self, draw: Tensor) -> Tensor:
-        return draw
-
-    def _multiply_given(self, x: Tensor, bias: Tensor | None, draw: Tensor) -> Tensor:
+    def _multiply_by(self, matrix: Tensor, x: Tensor) -> Tensor:
+        """Return ``W x`` for ``W (*batch_shape, *some_inner, out, in)``."""
         batch_ndim = len(self.batch_shape)
         inner_ndim = x.dim() - batch_ndim - 1
         if self.out_features <= _ROWWISE_OUTPUTS:
-            matrix = lift(draw, batch_ndim, inner_ndim, 2)
-            y = (x.unsqueeze(-2) * matrix).sum(-1)
-        else:
-            own = draw.dim() - batch_ndim - 2  # leading inner axes that have their own W
-            rows = x.flatten(batch_ndim + own, -2) if inner_ndim > own else x.unsqueeze(-2)
-            y = (rows @ draw.transpose(-1, -2)).reshape(*x.shape[:-1], self.out_features)
-        return y if bias is None else y + lift(bias, batch_ndim, inner_ndim)
-
-    def _multiply_local(
-        self, x: Tensor, bias: Tensor | None, sampler: LocalReparameterization
-    ) -> Tensor:
-        posterior = self.posterior
-        shape = (*x.shape[:-1], self.out_features)
-        noise = normal_from_seed(shape, sampler.next_seed(), dtype=x.dtype, device=x.device)
-        return local_linear(x, posterior.loc, posterior.log_scale, bias, noise)
-
-    def _multiply_rows(self, x: Tensor, matrix: Tensor) -> Tensor:
-        batch_ndim = len(self.batch_shape)
-        rows = x.flatten(batch_ndim, -2) if x.dim() > batch_ndim + 1 else x.unsqueeze(-2)
+            return (x.unsqueeze(-2) * insert_inner_axes(matrix, batch_ndim, inner_ndim, 2)).sum(-1)
+        own = matrix.dim() - batch_ndim - 2  # leading inner axes that have their own W
+        rows = x.flatten(batch_ndim + own, -2) if inner_ndim > own else x.unsqueeze(-2)
         return (rows @ matrix.transpose(-1, -2)).reshape(*x.shape[:-1], self.out_features)
+
+    def dense(self, draw: Tensor) -> Tensor:
+        """See :meth:`RandomMatrix.dense`."""
+        matrix: Tensor = draw.unflatten(-1, (self.out_features, self.in_features))
+        return matrix
+
+    @property
+    def variance(self) -> Tensor:
+        """``V``."""
+        return self.dense(self.posterior.variance)
 
     def moments(self) -> WeightMoments:
         """Return mean and (diagonal) covariance of ``vec(W)``."""
-        return WeightMoments(
-            self.posterior.loc.flatten(-2), torch.diag_embed(self.posterior.variance.flatten(-2))
-        )
+        return WeightMoments(self.posterior.loc, torch.diag_embed(self.posterior.variance))
 
     def output_moments(self, x: Tensor) -> OutputMoments:
         """Return ``M x`` and ``V x²``."""
         return OutputMoments(
-            self._multiply_rows(x, self.posterior.loc),
-            self._multiply_rows(x * x, self.posterior.variance),
+            self._multiply_by(self.mean, x), self._multiply_by(self.variance, x * x)
         )
 
     def extra_repr(self) -> str:

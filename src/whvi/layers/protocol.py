@@ -8,8 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from whvi.posteriors import Posterior
-from whvi.posteriors.diagonal import sum_of_kls
+from whvi.posteriors.base import sum_of_kls
 from whvi.priors import Prior
+from whvi.sampling import LocalReparameterization, sampling
 
 
 class BayesianLayer(nn.Module, ABC):
@@ -61,10 +62,15 @@ def kl(model: nn.Module) -> Tensor:
 
 @torch.no_grad()
 def kl_per_layer(model: nn.Module) -> dict[str, Tensor]:
-    """Return the KL of every Bayesian layer by its name, ``batch_shape`` each; they add up to
-    :func:`kl`."""
+    """Return the KL of every Bayesian layer by its name, ``batch_shape`` each.
+
+    They add up to :func:`kl`. Estimated ones (flows) are always estimated with the same noise.
+    """
     names = {module: name for name, module in model.named_modules()}
-    return {names[layer]: layer.kl() for layer in bayesian_layers(model)}
+    first = next(model.parameters(), torch.empty(0))
+    generator = torch.Generator(first.device).manual_seed(0)
+    with sampling(LocalReparameterization(generator)):
+        return {names[layer]: layer.kl() for layer in bayesian_layers(model)}
 
 
 class ModelKL:

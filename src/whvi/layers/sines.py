@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from whvi._checks import check_positive
-from whvi.layers.structured import StructuredWeight
+from whvi.layers.structured import StructuredMatrix
 
 _LARGEST_FACTOR = 64.0
 
@@ -48,7 +48,7 @@ class Sine(nn.Module):
 
 @torch.no_grad()
 def spread_frequencies(
-    weight: StructuredWeight, *, scale: float = 1.0, generator: torch.Generator | None = None
+    matrix: StructuredMatrix, *, scale: float = 1.0, generator: torch.Generator | None = None
 ) -> None:
     r"""Multiply the columns of every block by ``scale / |z|``, ``z ~ N(0, 1)``, in place.
 
@@ -62,10 +62,10 @@ def spread_frequencies(
     of ``k(x - x') - k(x + x')``; a uniform phase would give ``k(x - x')``.
 
     Args:
-        weight: Just reset. Columns have their own factors in every stacked block.
+        matrix: Just reset. Columns have their own factors in every stacked block.
         scale: Of the frequencies, above zero; ``1 / |z|`` above 64 is cut off.
         generator: Draws ``z``.
     """
     check_positive("scale", scale)
-    z = torch.empty_like(weight.s2).normal_(generator=generator)
-    weight.s2.mul_(z.abs_().reciprocal_().clamp_(max=_LARGEST_FACTOR).mul_(scale))
+    z = torch.empty_like(matrix.s2).normal_(generator=generator)
+    matrix.s2.mul_(z.abs_().reciprocal_().clamp_(max=_LARGEST_FACTOR).mul_(scale))

@@ -8,9 +8,8 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from whvi.layers.conv import RandomConv
-from whvi.layers.linear import RandomLinear
-from whvi.layers.protocol import BayesianLayer
+from whvi.layers.linear import RandomAffine
+from whvi.layers.protocol import BayesianLayer, kl_per_layer
 
 
 class LayerSummary(NamedTuple):
@@ -76,32 +75,27 @@ def summary(model: nn.Module) -> Summary:
     A Bayesian layer is one row, whatever modules it is made of; a shared module counts once.
     """
     rows: list[LayerSummary] = []
+    kls = kl_per_layer(model)
     inside: set[nn.Module] = set()
     for name, module in model.named_modules():
         if module in inside:
             continue
         if isinstance(module, BayesianLayer):
             inside.update(module.modules())
-            rows.append(_bayesian_row(name, module))
+            rows.append(_bayesian_row(name, module, float(kls[name].mean())))
         elif own := sum(p.numel() for p in module.parameters(recurse=False)):
             rows.append(LayerSummary(name or "(model)", type(module).__name__, own, own, 0.0))
     return Summary(tuple(row for row in rows if row.num_parameters))
 
 
-def _bayesian_row(name: str, layer: BayesianLayer) -> LayerSummary:
+def _bayesian_row(name: str, layer: BayesianLayer, kl: float) -> LayerSummary:
     replicas = math.prod(layer.batch_shape)
     count = sum(p.numel() for p in layer.parameters()) // max(replicas, 1)
-    dense = _num_dense(layer)
-    kl = float(layer.kl().mean())
-    return LayerSummary(name or "(model)", type(layer).__name__, count, dense, kl)
+    return LayerSummary(name or "(model)", type(layer).__name__, count, _num_dense(layer), kl)
 
 
 def _num_dense(layer: BayesianLayer) -> int:
-    if isinstance(layer, RandomLinear):
-        outputs, matrices = layer.out_features, 1
-    elif isinstance(layer, RandomConv):
-        outputs, matrices = layer.out_channels, layer.groups
-    else:
+    if not isinstance(layer, RandomAffine):
         return 0
-    weights = matrices * layer.weight.in_features * layer.weight.out_features
-    return weights + (outputs if layer.bias is not None else 0)
+    num_biases = layer.weight_shape[0] if layer.has_bias else 0
+    return math.prod(layer.weight_shape) + num_biases

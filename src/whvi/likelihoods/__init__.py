@@ -1,4 +1,4 @@
-"""Likelihoods: what function values say about targets, and the predictive they imply.
+"""Likelihoods: the density of targets given function values, and the predictive it implies.
 
 | on paper                                     | in code                    |
 |----------------------------------------------|----------------------------|
@@ -12,11 +12,9 @@
 
 from __future__ import annotations
 
-from whvi.likelihoods.balanced import BalancedGradients
 from whvi.likelihoods.base import Likelihood
-from whvi.likelihoods.gaussian import Gaussian, HeteroscedasticGaussian
-from whvi.likelihoods.labels import Bernoulli, Categorical
-from whvi.likelihoods.poisson import Poisson
+from whvi.likelihoods.discrete import Bernoulli, Categorical, Poisson
+from whvi.likelihoods.gaussian import BalancedGradients, Gaussian, HeteroscedasticGaussian
 from whvi.likelihoods.student_t import StudentT
 from whvi.likelihoods.tempered import TemperedLikelihood
 

@@ -1,29 +1,39 @@
-"""What every likelihood is, and the target scaling that the real-valued ones share."""
+"""The interface of all likelihoods, and the target scaling that the real-valued ones share."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 
 from whvi._checks import check_finite, check_positive_int
-from whvi.errors import ConfigError, DataError, ShapeError
+from whvi.errors import DataError, ShapeError
 from whvi.predictive import Predictive, align_targets
 
 
 class Likelihood(nn.Module, ABC):
-    """A conditional density of targets given function values, for R replicas and S draws.
+    r"""A conditional density :math:`p(y \mid f)` of targets given function values.
 
-    Function values are ``f: (*batch_shape, S, N, num_features)``. Targets are
-    ``(*batch_shape, N, num_outputs)`` or, shared by all replicas, ``(N, num_outputs)``; for one
-    output the last axis may be left out. Parameters and buffers of a likelihood have shape
-    ``(*batch_shape, num_outputs)``: every output of every replica has its own.
+    ==================  ==========================================  ===============================
+    function values     ``f: (*batch_shape, S, N, num_features)``   replicas, draws, rows, features
+    targets             ``y: (*batch_shape, N, num_outputs)``       or ``(N, num_outputs)``, shared
+    parameters          ``(*batch_shape, num_outputs)``             one per output and replica
+    ``log_prob(f, y)``  ``(*batch_shape, S, N)``                    nats, summed over outputs
+    ==================  ==========================================  ===============================
+
+    With one output the last axis of the targets may be left out. Other shapes raise
+    :class:`~whvi.errors.ShapeError` instead of being broadcast.
 
     Args:
         num_outputs: Number of target columns.
         batch_shape: ``(R,)`` for R replicas, ``()`` for one model.
     """
+
+    # Buffers of the likelihoods of real-valued targets, shape (*batch_shape, num_outputs).
+    target_mean: Tensor
+    target_scale: Tensor
 
     def __init__(self, num_outputs: int, batch_shape: tuple[int, ...]) -> None:
         super().__init__()
@@ -35,17 +45,16 @@ class Likelihood(nn.Module, ABC):
 
     @property
     def num_features(self) -> int:
-        """How many function outputs the network must produce."""
+        """How many outputs the network must have."""
         return self.num_outputs
 
     @abstractmethod
     def log_prob(self, f: Tensor, y: Tensor) -> Tensor:
-        """Return ``log p(y | f)`` in nats per unit of ``y``, summed over outputs.
+        """Return ``log p(y | f)`` in nats, for ``y`` in its own units, summed over outputs.
 
         Args:
             f: Function values, shape ``(*batch_shape, S, N, num_features)``.
-            y: Targets in the user's units; values are not checked here, see
-                :meth:`check_targets`.
+            y: Targets. Their values are not checked here; see :meth:`check_targets`.
 
         Returns:
             Shape ``(*batch_shape, S, N)``.
@@ -53,20 +62,20 @@ class Likelihood(nn.Module, ABC):
 
     @abstractmethod
     def predictive(self, f: Tensor) -> Predictive:
-        """Return the mixture over draws of ``f: (*batch_shape, S, N, num_features)``.
+        """Return the mixture over the draws ``f: (*batch_shape, S, N, num_features)``.
 
-        Replicas stay apart, each with its mixture; ``.pool()`` makes them one ensemble.
+        Each replica has its own mixture; ``.pool()`` merges them into one ensemble.
         """
 
     def noise_parameters(self) -> list[nn.Parameter]:
-        """Return the parameters of the noise, which a trainer may hold fixed at first."""
+        """Return the noise parameters, which ``fit`` keeps fixed for the first steps."""
         return []
 
     def set_target_scaling(self, y: Tensor) -> None:
-        """Fit the units of the targets on training targets; label likelihoods have none."""
+        """Set the units of the targets from training targets; labels have none to set."""
 
     def check_targets(self, y: Tensor) -> None:
-        """Refuse targets outside the support, naming the first; call it once, at the door."""
+        """Raise :class:`~whvi.errors.DataError` if a target is outside the support."""
         check_finite("targets", y)
 
     def extra_repr(self) -> str:
@@ -74,25 +83,45 @@ class Likelihood(nn.Module, ABC):
         replicas = f", batch_shape={self.batch_shape}" if self.batch_shape else ""
         return f"num_outputs={self.num_outputs}{replicas}"
 
+    # Helpers of the subclasses --------------------------------------------------------------
+
     def _parameter(
         self, value: float, device: torch.device | str | None, dtype: torch.dtype | None
     ) -> nn.Parameter:
-        """Make a parameter of one value for every replica and output."""
+        """Make a parameter with the same value for every replica and output."""
         shape = (*self.batch_shape, self.num_outputs)
         return nn.Parameter(torch.full(shape, float(value), device=device, dtype=dtype))
 
+    def _add_target_scaling(
+        self, device: torch.device | str | None, dtype: torch.dtype | None
+    ) -> None:
+        """Register ``target_mean = 0`` and ``target_scale = 1``."""
+        shape = (*self.batch_shape, self.num_outputs)
+        self.register_buffer("target_mean", torch.zeros(shape, device=device, dtype=dtype))
+        self.register_buffer("target_scale", torch.ones(shape, device=device, dtype=dtype))
+
+    def _standardize_targets(self, y: Tensor) -> None:
+        """Set ``target_mean`` and ``target_scale`` to the moments of ``y`` over its rows."""
+        mean, scale = _target_moments(target_rows(self, y), self.target_mean.dtype)
+        self.target_mean.copy_(mean)
+        self.target_scale.copy_(scale)
+
     def _check_values(self, f: Tensor) -> None:
-        """Refuse function values of a shape other than ``(*batch_shape, S, N, num_features)``."""
+        """Raise unless ``f`` has shape ``(*batch_shape, S, N, num_features)``."""
         shape = f.shape
         if (
             len(shape) != len(self.batch_shape) + 3
             or shape[:-3] != self.batch_shape
             or shape[-1] != self.num_features
         ):
-            replicas = "".join(f"{size}, " for size in self.batch_shape)
+            expected = ", ".join([*map(str, self.batch_shape), f"S, N, {self.num_features}"])
+            hint = ""
+            if shape == (*self.batch_shape, *shape[-2:-1], self.num_features):
+                hint = "; for a single draw pass f.unsqueeze(-3)"
+            elif len(shape) > 3 and shape[:-3] != self.batch_shape:
+                hint = f"; for replicas make the likelihood with batch_shape={tuple(shape[:-3])}"
             raise ShapeError(
-                f"function values must have shape ({replicas}S, N, {self.num_features}), "
-                f"got {tuple(shape)}"
+                f"function values must have shape ({expected}), got {tuple(shape)}{hint}"
             )
 
     def _aligned(self, f: Tensor, y: Tensor) -> Tensor:
@@ -100,59 +129,51 @@ class Likelihood(nn.Module, ABC):
         self._check_values(f)
         return align_targets(y, self.batch_shape, f.shape[-2], self.num_outputs)
 
+    def _standardized(self, f: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """Return ``z = (y − target_mean) / target_scale`` in the dtype of ``f``, and the scale."""
+        target_scale = self._per_row(self.target_scale)
+        z = (self._aligned(f, y) - self._per_row(self.target_mean)) / target_scale
+        return z.to(f.dtype), target_scale
+
+    def _in_units(self, f: Tensor) -> tuple[Tensor, Tensor]:
+        """Return ``f · target_scale + target_mean`` in float64, and the scale."""
+        target_scale = self._per_row(self.target_scale.double())
+        return f.double() * target_scale + self._per_row(self.target_mean.double()), target_scale
+
     def _per_row(self, value: Tensor) -> Tensor:
-        """View ``(*batch_shape, O)`` so that it meets ``(*batch_shape, S, N, O)``."""
+        """View ``(*batch_shape, O)`` so that it broadcasts with ``(*batch_shape, S, N, O)``."""
         return value[..., None, None, :] if self.batch_shape else value
 
     def _over_outputs(self, values: Tensor) -> Tensor:
-        """Sum the last axis; for one output that is a view."""
+        """Sum over the last axis; a view if it has length 1."""
         return values.squeeze(-1) if self.num_outputs == 1 else values.sum(-1)
 
-    def _dropped_output(self, values: Tensor) -> Tensor:
-        """Leave out the output axis of a single output, as :class:`Predictive` wants it."""
-        return values.squeeze(-1) if self.num_outputs == 1 else values
+    def _mixture(self, family: Callable[..., Predictive], *parameters: Tensor) -> Predictive:
+        """Build a predictive; a single output loses its axis."""
+        if self.num_outputs == 1:
+            parameters = tuple(p.squeeze(-1) for p in parameters)
+        return family(*parameters, batch_dims=len(self.batch_shape))
 
 
-def add_target_scaling(
-    likelihood: Likelihood, device: torch.device | str | None, dtype: torch.dtype | None
-) -> None:
-    """Register ``target_mean`` = 0 and ``target_scale`` = 1 of shape (*batch_shape, outputs)."""
-    shape = (*likelihood.batch_shape, likelihood.num_outputs)
-    likelihood.register_buffer("target_mean", torch.zeros(shape, device=device, dtype=dtype))
-    likelihood.register_buffer("target_scale", torch.ones(shape, device=device, dtype=dtype))
-
-
-def rows_of_targets(likelihood: Likelihood, y: Tensor) -> Tensor:
-    """View training targets as float64 ``(..., N, num_outputs)`` and refuse unusable ones."""
+def target_rows(likelihood: Likelihood, y: Tensor) -> Tensor:
+    """Check training targets and view them as float64 ``(..., N, num_outputs)``."""
     likelihood.check_targets(y)
-    batch = likelihood.batch_shape
-    shape = tuple(y.shape)
-    # (N,) and (*batch, N) miss the output axis; (N, O) and (*batch, N, O) have it.
-    missing = likelihood.num_outputs == 1 and (
-        len(shape) == 1 or (shape[:-1] == batch and shape[-1] != 1 and len(batch) > 0)
-    )
-    rows = y.unsqueeze(-1) if missing else y
-    if (
-        rows.dim() < 2
-        or rows.shape[-1] != likelihood.num_outputs
-        or rows.shape[:-2]
-        not in (
-            (),
-            batch,
-        )
-    ):
+    batch, num_outputs, shape = likelihood.batch_shape, likelihood.num_outputs, tuple(y.shape)
+    # (N,) and (*batch, N) lack the output axis; (N, O) and (*batch, N, O) have it.
+    per_replica = len(batch) > 0 and shape[:-1] == batch and shape[-1] != 1
+    rows = y.unsqueeze(-1) if num_outputs == 1 and (y.dim() == 1 or per_replica) else y
+    if rows.dim() < 2 or rows.shape[-1] != num_outputs or rows.shape[:-2] not in ((), batch):
         raise ShapeError(
-            f"targets have shape {shape}; expected (N, {likelihood.num_outputs}) or "
-            f"(*batch_shape, N, {likelihood.num_outputs}) with batch_shape {batch}"
+            f"targets have shape {shape}; expected (N, {num_outputs}) or "
+            f"(*batch_shape, N, {num_outputs}) with batch_shape {batch}"
         )
     if rows.shape[-2] == 0:
-        raise DataError("cannot fit the units of the targets on zero rows")
+        raise DataError("targets have zero rows; at least one is needed to set their scaling")
     return rows.detach().double()
 
 
-def target_moments(likelihood: Likelihood, y: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def _target_moments(rows: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Return mean and population standard deviation over rows; a constant target has scale 1."""
-    rows = rows_of_targets(likelihood, y)
     mean = rows.mean(-2)
     scale = rows.std(-2, correction=0)
     constant = rows.amax(-2) == rows.amin(-2)
@@ -168,7 +189,7 @@ def target_moments(likelihood: Likelihood, y: Tensor, dtype: torch.dtype) -> tup
 
 
 def check_support(y: Tensor, possible: Tensor, support: str) -> None:
-    """Refuse targets where ``possible`` is false, naming the first and what was expected."""
+    """Raise if ``possible`` is false anywhere, naming the first such target."""
     if bool(possible.all()):
         return
     bad = (~possible).nonzero()
@@ -177,9 +198,3 @@ def check_support(y: Tensor, possible: Tensor, support: str) -> None:
         f"targets must be {support}; {len(bad)} are not "
         f"(first: {y[first].item()} at index {first}); encode or drop them before fitting"
     )
-
-
-def check_df(df: float, least: float) -> None:
-    """Refuse degrees of freedom at which the variance of a Student-t is not finite."""
-    if not (isinstance(df, int | float) and least < df < float("inf")):
-        raise ConfigError(f"df must be a finite number above {least}, got {df!r}")

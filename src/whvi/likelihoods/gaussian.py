@@ -1,6 +1,6 @@
 r"""Gaussian noise, constant or a function of the input.
 
-With standardised targets :math:`z = (y - \mu_y) / \sigma_y`,
+With standardized targets :math:`z = (y - \mu_y) / \sigma_y`,
 
 .. math:: \log p(y \mid f) = -\tfrac12 (z - f)^2 / \sigma^2 - \tfrac12 \log(2 \pi \sigma^2)
           - \log \sigma_y .
@@ -16,30 +16,30 @@ from torch import Tensor, nn
 
 from whvi._checks import check_positive
 from whvi._kernel.backend import is_tracing, is_transformed
-from whvi.likelihoods.base import Likelihood, add_target_scaling, target_moments
+from whvi.likelihoods.base import Likelihood
 from whvi.predictive import Predictive
 
 _HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
 MIN_NOISE_VARIANCE = 1e-8
-"""Added to every noise variance (standardised units): a perfect fit has a finite likelihood."""
+"""Added to every noise variance (standardized units): a perfect fit has a finite likelihood."""
 
 
 def gaussian_log_prob(f: Tensor, z: Tensor, variance: Tensor, target_scale: Tensor) -> Tensor:
-    """Return the log density per output of ``y = target_scale·z + …``, broadcast over all.
+    """Return the log density of ``y`` per output, broadcast over all arguments.
 
     Args:
-        f, z: Function values and standardised targets.
-        variance: Noise variance in standardised units.
-        target_scale: The unit of ``y``; its log is the Jacobian.
+        f, z: Function values and standardized targets.
+        variance: Noise variance in standardized units.
+        target_scale: ``σ_y``, whose log is the Jacobian of the standardization.
     """
-    # Few, fused operations: at batch 64 their number is the cost, not their size.
-    log_normaliser = torch.add(target_scale.log(), variance.log(), alpha=0.5)
-    peak = torch.rsub(log_normaliser, -_HALF_LOG_2PI)
+    # Few fused operations: at batch 64 their number matters, not their size.
+    log_normalizer = torch.add(target_scale.log(), variance.log(), alpha=0.5)
+    peak = torch.rsub(log_normalizer, -_HALF_LOG_2PI)
     return torch.addcdiv(peak, (f - z).square(), variance, value=-0.5)
 
 
 class _LogProb(torch.autograd.Function):
-    """:func:`gaussian_log_prob` of ``log σ²`` as one node: in training, nodes are what it costs."""
+    """:func:`gaussian_log_prob` of ``log σ²`` as one autograd node, which saves overhead."""
 
     @staticmethod
     def forward(
@@ -65,17 +65,16 @@ class _LogProb(torch.autograd.Function):
 
 @final
 class Gaussian(Likelihood):
-    """Gaussian noise with one learned variance per output.
+    r"""Gaussian noise with one learned variance per output.
+
+    :math:`y \sim N(\mu_y + \sigma_y f, \, \sigma_y^2 \sigma^2)`.
 
     Args:
         num_outputs: Number of target columns.
         batch_shape: ``(R,)`` for R replicas.
-        log_noise_variance: Initial log variance, in units of the standardised targets.
+        log_noise_variance: Initial :math:`\log \sigma^2`, in units of the standardized targets.
         device, dtype: Of parameters and buffers.
     """
-
-    target_mean: Tensor
-    target_scale: Tensor
 
     def __init__(
         self,
@@ -88,22 +87,20 @@ class Gaussian(Likelihood):
     ) -> None:
         super().__init__(num_outputs, batch_shape)
         self.log_noise_variance = self._parameter(log_noise_variance, device, dtype)
-        add_target_scaling(self, device, dtype)
+        self._add_target_scaling(device, dtype)
 
     @property
     def noise_scale(self) -> Tensor:
-        """Standard deviation of the noise in the user's units, ``(*batch_shape, O)``."""
+        """Standard deviation of the noise in the units of ``y``, ``(*batch_shape, O)``."""
         return (self.log_noise_variance.exp() + MIN_NOISE_VARIANCE).sqrt() * self.target_scale
 
     def log_prob(self, f: Tensor, y: Tensor) -> Tensor:
         """See :meth:`Likelihood.log_prob`."""
-        target_scale = self._per_row(self.target_scale)
-        z = (self._aligned(f, y) - self._per_row(self.target_mean)) / target_scale
-        z = z.to(f.dtype)
-        if is_tracing() or is_transformed() or z.requires_grad:
-            variance = self._per_row(self.log_noise_variance).exp() + MIN_NOISE_VARIANCE
-            return self._over_outputs(gaussian_log_prob(f, z, variance, target_scale))
+        z, target_scale = self._standardized(f, y)
         log_noise_variance = self._per_row(self.log_noise_variance)
+        if is_tracing() or is_transformed() or z.requires_grad:
+            variance = log_noise_variance.exp() + MIN_NOISE_VARIANCE
+            return self._over_outputs(gaussian_log_prob(f, z, variance, target_scale))
         # apply() is not annotated in torch.
         values = cast(Tensor, _LogProb.apply(f, log_noise_variance, z, target_scale))  # type: ignore[no-untyped-call]
         return self._over_outputs(values)
@@ -111,14 +108,10 @@ class Gaussian(Likelihood):
     def predictive(self, f: Tensor) -> Predictive:
         """See :meth:`Likelihood.predictive`."""
         self._check_values(f)
-        unit = self._per_row(self.target_scale.double())
-        loc = f.double() * unit + self._per_row(self.target_mean.double())
+        loc, target_scale = self._in_units(f)
         variance = self.log_noise_variance.double().exp() + MIN_NOISE_VARIANCE
-        scale = (self._per_row(variance.sqrt()) * unit).expand_as(loc)
-        return Predictive.gaussian(
-            self._dropped_output(loc),
-            self._dropped_output(scale),
-            batch_dims=len(self.batch_shape),
+        return self._mixture(
+            Predictive.gaussian, loc, self._per_row(variance.sqrt()) * target_scale
         )
 
     def noise_parameters(self) -> list[nn.Parameter]:
@@ -127,29 +120,24 @@ class Gaussian(Likelihood):
 
     def set_target_scaling(self, y: Tensor) -> None:
         """Set ``target_mean`` and ``target_scale`` (population std; 1 for a constant target)."""
-        mean, scale = target_moments(self, y, self.target_mean.dtype)
-        self.target_mean.copy_(mean)
-        self.target_scale.copy_(scale)
+        self._standardize_targets(y)
 
 
 @final
 class HeteroscedasticGaussian(Likelihood):
-    r"""Gaussian noise whose log variance is a second head of the network.
+    r"""Gaussian noise whose log variance is a second output of the network.
 
     Features are ``num_outputs`` means, then ``num_outputs`` raw log variances :math:`r`:
     :math:`\log \sigma^2 = b \tanh((\lambda + r) / b)` with a learned level :math:`\lambda` per
-    output, so that it stays within :math:`\pm b` and is the identity near zero.
+    output. It stays within :math:`\pm b` and is close to :math:`\lambda + r` near zero.
 
     Args:
         num_outputs: Number of target columns; the network has twice as many features.
         batch_shape: ``(R,)`` for R replicas.
-        log_noise_variance: Initial level, in units of the standardised targets.
+        log_noise_variance: Initial level, in units of the standardized targets.
         bound: ``b``; 15 allows noise from 6e-4 to 1800 standard deviations of the target.
         device, dtype: Of parameters and buffers.
     """
-
-    target_mean: Tensor
-    target_scale: Tensor
 
     def __init__(
         self,
@@ -165,52 +153,87 @@ class HeteroscedasticGaussian(Likelihood):
         check_positive("bound", bound)
         self.bound = bound
         self.log_noise_variance = self._parameter(log_noise_variance, device, dtype)
-        add_target_scaling(self, device, dtype)
+        self._add_target_scaling(device, dtype)
 
     @property
     def num_features(self) -> int:
         """Means and raw log variances."""
         return 2 * self.num_outputs
 
-    def _heads(self, f: Tensor) -> tuple[Tensor, Tensor]:
-        """Split features into means and bounded noise variances, standardised units."""
-        mean, raw = f[..., : self.num_outputs], f[..., self.num_outputs :]
-        level = self._per_row(self.log_noise_variance)
-        return mean, (self.bound * torch.tanh((raw + level) / self.bound)).exp()
-
     def noise_variance(self, f: Tensor) -> Tensor:
-        """Return ``σ²`` of every row, standardised units, shape ``(*batch_shape, S, N, O)``."""
-        return self._heads(f)[1]
+        """Return ``σ²`` of every row, standardized units, shape ``(*batch_shape, S, N, O)``."""
+        raw = f[..., self.num_outputs :] + self._per_row(self.log_noise_variance)
+        return (self.bound * torch.tanh(raw / self.bound)).exp()
 
     def log_prob(self, f: Tensor, y: Tensor) -> Tensor:
         """See :meth:`Likelihood.log_prob`."""
-        target_scale = self._per_row(self.target_scale)
-        z = (self._aligned(f, y) - self._per_row(self.target_mean)) / target_scale
-        mean, variance = self._heads(f)
-        return self._over_outputs(gaussian_log_prob(mean, z.to(f.dtype), variance, target_scale))
+        z, target_scale = self._standardized(f, y)
+        mean, variance = f[..., : self.num_outputs], self.noise_variance(f)
+        return self._over_outputs(gaussian_log_prob(mean, z, variance, target_scale))
 
     def predictive(self, f: Tensor) -> Predictive:
         """See :meth:`Likelihood.predictive`."""
         self._check_values(f)
-        mean, variance = self._heads(f.double())
-        unit = self._per_row(self.target_scale.double())
-        loc = mean * unit + self._per_row(self.target_mean.double())
-        return Predictive.gaussian(
-            self._dropped_output(loc),
-            self._dropped_output(variance.sqrt() * unit),
-            batch_dims=len(self.batch_shape),
-        )
+        loc, target_scale = self._in_units(f[..., : self.num_outputs])
+        scale = self.noise_variance(f.double()).sqrt() * target_scale
+        return self._mixture(Predictive.gaussian, loc, scale)
 
     def noise_parameters(self) -> list[nn.Parameter]:
-        """Return ``[log_noise_variance]``, the level; the head belongs to the network."""
+        """Return ``[log_noise_variance]``, the level."""
         return [self.log_noise_variance]
 
     def set_target_scaling(self, y: Tensor) -> None:
         """Set ``target_mean`` and ``target_scale`` (population std; 1 for a constant target)."""
-        mean, scale = target_moments(self, y, self.target_mean.dtype)
-        self.target_mean.copy_(mean)
-        self.target_scale.copy_(scale)
+        self._standardize_targets(y)
 
     def extra_repr(self) -> str:
         """Show the sizes and the bound."""
         return f"{super().extra_repr()}, bound={self.bound}"
+
+
+@final
+class BalancedGradients(Likelihood):
+    r"""A heteroscedastic likelihood whose gradients are weighted by ``w ∝ σ^{2γ}`` of mean 1.
+
+    The gradient of the likelihood with respect to a mean is ``(y − m) / σ²``: rows that the
+    network has declared noisy get small gradients, so their mean is never learned and they stay
+    noisy. ``γ = 1`` gives the mean the gradient of least squares, ``γ = 0`` is the likelihood
+    itself (Seitzer et al., 2022). Only gradients are weighted; values are those of ``inner``.
+
+    Args:
+        inner: The likelihood; its parameters are trained, and predictions are its own.
+        balance: ``γ``.
+    """
+
+    def __init__(self, inner: HeteroscedasticGaussian, *, balance: float = 0.5) -> None:
+        super().__init__(inner.num_outputs, inner.batch_shape)
+        self.inner, self.balance = inner, balance
+
+    @property
+    def num_features(self) -> int:
+        """As the inner likelihood."""
+        return self.inner.num_features
+
+    def log_prob(self, f: Tensor, y: Tensor) -> Tensor:
+        """Return ``log p(y | f)``, with weighted gradients."""
+        value = self.inner.log_prob(f, y)
+        weight = self.inner.noise_variance(f.detach()).mean(-1) ** self.balance
+        weight = weight / weight.mean((-2, -1), keepdim=True)
+        fixed = value.detach()
+        return fixed + weight.detach() * (value - fixed)
+
+    def predictive(self, f: Tensor) -> Predictive:
+        """As the inner likelihood."""
+        return self.inner.predictive(f)
+
+    def noise_parameters(self) -> list[nn.Parameter]:
+        """As the inner likelihood."""
+        return self.inner.noise_parameters()
+
+    def set_target_scaling(self, y: Tensor) -> None:
+        """As the inner likelihood."""
+        self.inner.set_target_scaling(y)
+
+    def check_targets(self, y: Tensor) -> None:
+        """As the inner likelihood."""
+        self.inner.check_targets(y)

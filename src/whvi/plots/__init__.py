@@ -1,48 +1,32 @@
-"""Pictures of predictions, calibration, training and covariances, on axes the caller provides.
+"""Plots of predictions, calibration, training and covariances, on axes that the caller provides.
 
-Needs matplotlib. No function here opens a window or touches matplotlib's global state; figures
-made by :func:`new_figure` are freed like any other object. What a picture shows is computed by a
-pure function of its own (:mod:`whvi.plots.curves`), so the numbers can be had without the picture.
+Needs matplotlib. The first argument of a plot is the axes to draw on. No function opens a window
+or changes matplotlib's global state; figures made by :func:`new_figure` are garbage-collected like
+any other object. The numbers behind the calibration plots: :mod:`whvi.plots.curves`.
 """
 
 from __future__ import annotations
 
-from whvi.plots.bands import Band, epistemic_band, plot_bands
 from whvi.plots.calibration import (
     plot_calibration,
+    plot_confusion,
     plot_coverage,
     plot_error_by_std,
     plot_pit,
+    plot_predicted_against_true,
+    plot_reliability,
     plot_risk_coverage,
 )
-from whvi.plots.covariance import normalised_covariance, plot_covariance
-from whvi.plots.curves import (
-    ErrorBins,
-    Reliability,
-    calibration_curve,
-    coverage_by_level,
-    error_by_std,
-    reliability,
-    risk_coverage,
-)
-from whvi.plots.effects import Effect, feature_effect, plot_effect
 from whvi.plots.figures import new_figure, save_figure, svg_text
-from whvi.plots.labels import plot_confusion, plot_reliability
-from whvi.plots.predictions import plot_predicted_against_true
-from whvi.plots.training import plot_elbo, plot_kl, plot_noise
+from whvi.plots.predictions import Effect, epistemic_band, feature_effect, plot_bands, plot_effect
+from whvi.plots.training import correlation, plot_covariance, plot_elbo, plot_kl, plot_noise
 
 __all__ = [
-    "Band",
     "Effect",
-    "ErrorBins",
-    "Reliability",
-    "calibration_curve",
-    "coverage_by_level",
+    "correlation",
     "epistemic_band",
-    "error_by_std",
     "feature_effect",
     "new_figure",
-    "normalised_covariance",
     "plot_bands",
     "plot_calibration",
     "plot_confusion",
@@ -57,8 +41,6 @@ __all__ = [
     "plot_predicted_against_true",
     "plot_reliability",
     "plot_risk_coverage",
-    "reliability",
-    "risk_coverage",
     "save_figure",
     "svg_text",
 ]

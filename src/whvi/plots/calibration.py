@@ -1,50 +1,76 @@
-"""Are the error bars honest? Calibration, PIT, coverage, error against deviation, risk."""
+"""How good predictions are: against true values, by calibration, by error and by risk."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from whvi._checks import check_positive_int
-from whvi.plots.curves import (
-    calibration_curve,
-    chance_band,
-    coverage_by_level,
-    error_by_std,
-    risk_coverage,
-)
-from whvi.plots.style import BARS, BY_CHANCE, MEAN, POINTS, REFERENCE, is_rasterized, row_of
+from whvi.errors import ShapeError
+from whvi.plots import curves
+from whvi.plots.figures import BARS, BY_CHANCE, MEAN, POINTS, REFERENCE, flat_rows, shortened
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _GRID = torch.linspace(0, 1, 101, dtype=torch.float64)
+_MOST_CLASSES_WITH_NUMBERS = 12
+_MANY_POINTS = 2000  # more points than this are rasterized, also in vector formats
+
+
+def plot_predicted_against_true(
+    ax: Axes, y: Tensor, mean: Tensor, lower: Tensor, upper: Tensor, *, level: float
+) -> None:
+    """Plot the predicted mean and interval of every row against its true value.
+
+    Rows whose interval misses the true value (it does not cross the diagonal) are red.
+
+    Args:
+        y: True values, one per row.
+        mean, lower, upper: Predicted means and the ends of their intervals.
+        level: Level of the intervals, for the legend.
+    """
+    y = flat_rows("y", y).double()
+    named = {"mean": mean, "lower": lower, "upper": upper}
+    mean, lower, upper = (flat_rows(name, v, len(y)).double() for name, v in named.items())
+    missed = (y < lower) | (y > upper)
+    many: dict[str, Any] = {"rasterized": len(y) > _MANY_POINTS}
+    for rows, color, name in ((~missed, "C0", "inside"), (missed, "C3", "outside")):
+        if bool(rows.any()):
+            ax.vlines(y[rows], lower[rows], upper[rows], color, alpha=0.25, linewidth=1, **many)
+            label = f"{name} its {level:.0%} interval"
+            ax.plot(y[rows], mean[rows], label=label, **many, **POINTS | {"color": color})
+    span = [min(y.min().item(), mean.min().item()), max(y.max().item(), mean.max().item())]
+    ax.plot(span, span, **REFERENCE)
+    ax.set(xlabel="true", ylabel="predicted")
+    ax.legend(loc="upper left", fontsize=8)
 
 
 def plot_calibration(ax: Axes, pit: Tensor) -> None:
-    """Draw the share of targets below their predicted quantile, against its probability.
+    """Plot the fraction of targets below their predicted quantile against its probability.
 
-    A curve on the diagonal is calibrated; an S shape (below, then above) means error bars that are
-    too wide, the reverse too narrow. The grey band is where chance alone puts 95 % of the curve.
+    On the diagonal the predictions are calibrated; an S shape (below, then above) means that error
+    bars are too wide, the reverse too narrow. The grey band holds 95 % of curves by chance alone.
     """
-    _against_diagonal(ax, calibration_curve(pit, _GRID), row_of("pit", pit).numel())
+    _against_diagonal(ax, curves.calibration_curve(pit, _GRID), len(flat_rows("pit", pit)))
     ax.set(xlabel="predicted probability", ylabel="share of targets below")
 
 
 def plot_coverage(ax: Axes, pit: Tensor) -> None:
-    """Draw the share of targets inside central intervals, against the interval's level.
+    """Plot the fraction of targets inside central intervals against the level of the intervals.
 
-    Below the diagonal the intervals promise too much.
+    Below the diagonal the intervals are too narrow.
     """
-    _against_diagonal(ax, coverage_by_level(pit, _GRID), row_of("pit", pit).numel())
+    _against_diagonal(ax, curves.coverage_by_level(pit, _GRID), len(flat_rows("pit", pit)))
     ax.set(xlabel="level of the interval", ylabel="share of targets inside")
 
 
 def _against_diagonal(ax: Axes, share: Tensor, num_rows: int) -> None:
-    lower, upper = chance_band(_GRID, num_rows)
+    lower, upper = curves.chance_band(_GRID, num_rows)
     ax.fill_between(_GRID, lower, upper, label="95% by chance", **BY_CHANCE)
     ax.plot([0, 1], [0, 1], label="calibrated", **REFERENCE)
     ax.plot(_GRID, share, label="observed", **MEAN)
@@ -53,28 +79,28 @@ def _against_diagonal(ax: Axes, share: Tensor, num_rows: int) -> None:
 
 
 def plot_pit(ax: Axes, pit: Tensor, *, num_bins: int = 20) -> None:
-    """Draw the histogram of ``cdf(y)``: flat if calibrated, ∪ if too sure, ∩ if too cautious."""
+    """Plot the histogram of ``cdf(y)``: flat if calibrated, ∪ overconfident, ∩ underconfident."""
     check_positive_int("num_bins", num_bins)
-    values = row_of("pit", pit).double().numpy()
-    share = np.full(len(values), num_bins / len(values))  # so that a flat histogram stands at 1
-    lower, upper = chance_band(torch.full((1,), 1 / num_bins), len(values))
+    values = flat_rows("pit", pit).double().numpy()
+    share = np.full(len(values), num_bins / len(values))  # a flat histogram has height 1
+    lower, upper = curves.chance_band(torch.full((1,), 1 / num_bins), len(values))
     ax.hist(values, bins=num_bins, range=(0, 1), weights=share, **BARS)
     ax.axhline(1, label="calibrated", **REFERENCE)
     for end, label in ((lower, "95% of bars by chance"), (upper, None)):
         ax.axhline(num_bins * end.item(), label=label, **REFERENCE | {"linestyle": ":"})
     ax.set(xlim=(0, 1), xlabel="predicted probability of a smaller target", ylabel="density")
-    ax.set_ylim(0, 1.3 * max(ax.get_ylim()[1], num_bins * upper.item()))  # room for the legend
+    ax.set_ylim(0, 1.3 * max(ax.get_ylim()[1], num_bins * upper.item()))  # space for the legend
     ax.legend(loc="upper center", ncols=2, fontsize=8)
 
 
 def plot_error_by_std(ax: Axes, error: Tensor, std: Tensor, *, num_bins: int = 10) -> None:
-    """Draw absolute errors and their root mean square, against the predicted deviation.
+    """Plot absolute errors and their root mean square against the predicted standard deviation.
 
-    Dots are rows; the line joins bins of equal counts and lies on the diagonal if calibrated.
+    Dots are rows; the line joins bins of equal counts and is on the diagonal if calibrated.
     """
-    bins = error_by_std(error, std, num_bins=num_bins)
-    error, std = row_of("error", error), row_of("std", std)
-    many = is_rasterized(len(error))
+    bins = curves.error_by_std(error, std, num_bins=num_bins)
+    error, std = flat_rows("error", error), flat_rows("std", std)
+    many = len(error) > _MANY_POINTS
     ax.plot(std, error.abs(), label="|error| of a row", rasterized=many, **POINTS | {"alpha": 0.25})
     end = 1.05 * max(bins.std.max().item(), bins.rmse.max().item())
     ax.plot([0, end], [0, end], label="calibrated", **REFERENCE)
@@ -90,22 +116,67 @@ def plot_error_by_std(ax: Axes, error: Tensor, std: Tensor, *, num_bins: int = 1
 def plot_risk_coverage(
     ax: Axes, loss: Tensor, uncertainty: Tensor, *, risk: Literal["rmse", "error rate"] = "rmse"
 ) -> None:
-    """Draw the risk over the surest rows, against the share of rows kept.
+    """Plot the risk over the most certain rows against the fraction of rows kept.
 
     Args:
-        ax: Where to draw.
         loss: Squared errors for ``"rmse"``, or 0/1 for wrong labels.
-        uncertainty: What the rows are sorted by, such as the predicted deviation.
+        uncertainty: What the rows are sorted by, such as the predicted standard deviation.
         risk: How the mean loss is shown.
     """
-    kept, mean = risk_coverage(loss, uncertainty)
+    kept, mean = curves.risk_coverage(loss, uncertainty)
     shown = mean.sqrt() if risk == "rmse" else mean
     ax.axhline(shown[-1].item(), label="all rows", **REFERENCE)
     ax.plot(kept, shown, label="surest rows", **MEAN)
-    start = min(int(0.05 * len(shown)), len(shown) - 1)  # a mean over few rows is all noise
+    start = min(int(0.05 * len(shown)), len(shown) - 1)  # a mean over few rows is mostly noise
     low, high = shown[start:].min().item(), shown[start:].max().item()
     margin = 0.1 * (high - low) or 0.1 * abs(high) or 0.1
     ax.set(xlim=(0, 1), ylim=(max(0.0, low - margin), high + margin))
-    names = {"rmse": "root mean squared error", "error rate": "share of wrong labels"}
-    ax.set(xlabel="share of rows kept", ylabel=names[risk])
+    name = "root mean squared error" if risk == "rmse" else "share of wrong labels"
+    ax.set(xlabel="share of rows kept", ylabel=name)
     ax.legend(loc="lower right", fontsize=8)
+
+
+def plot_reliability(ax: Axes, probs: Tensor, labels: Tensor, *, num_bins: int = 10) -> None:
+    """Plot accuracy against confidence; bars show the fraction of rows with that confidence.
+
+    Args:
+        probs: Shape ``(N, C)``.
+        labels: Integers 0, …, C − 1, shape ``(N,)``.
+        num_bins: Equal bins of the confidence.
+    """
+    bins = curves.reliability(probs, labels, num_bins=num_bins)
+    share = bins.num_rows / bins.num_rows.sum()
+    ax.bar(bins.confidence.numpy(), share.numpy(), 0.6 / num_bins, label="share of rows", **BARS)
+    ax.plot([0, 1], [0, 1], label="calibrated", **REFERENCE)
+    ax.plot(bins.confidence, bins.accuracy, "o", label="observed", **MEAN)
+    ax.set(xlim=(0, 1.02), ylim=(0, 1.02), aspect="equal")
+    ax.set(xlabel="confidence in the predicted label", ylabel="share of right labels")
+    ax.legend(loc="upper left", fontsize=8)
+
+
+def plot_confusion(ax: Axes, predicted: Tensor, labels: Tensor, names: Sequence[str]) -> None:
+    """Plot the number of rows of every true class with every predicted label.
+
+    Args:
+        predicted, labels: Integers 0, …, C − 1, shape ``(N,)``.
+        names: Names of the C classes.
+    """
+    if predicted.shape != labels.shape or labels.dim() != 1 or len(labels) == 0:
+        shapes = f"{tuple(predicted.shape)} and {tuple(labels.shape)}"
+        raise ShapeError(f"predicted and labels must both have shape (N,), got {shapes}")
+    size = len(names)
+    counts = torch.bincount(labels.long() * size + predicted.long(), minlength=size**2)
+    if len(counts) > size**2:
+        raise ShapeError(f"a label is outside the range of the {size} names")
+    counts = counts.reshape(size, size)
+    share = counts / counts.sum(1, keepdim=True).clamp_min(1)
+    ax.imshow(share.numpy(), cmap="Blues", vmin=0, vmax=1)
+    ticks = [shortened(name) for name in names]
+    ax.set_xticks(range(size), ticks, rotation=45 if size > 4 or max(map(len, ticks)) > 12 else 0)
+    ax.set_yticks(range(size), ticks)
+    ax.set(xlabel="predicted", ylabel="true")
+    if size > _MOST_CLASSES_WITH_NUMBERS:
+        return
+    for (i, j), count in np.ndenumerate(counts.numpy()):
+        color = "white" if share[i, j] > 0.5 else "black"
+        ax.text(j, i, str(count), ha="center", va="center", color=color)

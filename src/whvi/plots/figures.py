@@ -1,4 +1,4 @@
-"""Figures outside of pyplot, and files that are equal for equal figures."""
+"""Figures without pyplot, reproducible files, and the style shared by all plots."""
 
 from __future__ import annotations
 
@@ -7,16 +7,32 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from whvi.errors import MissingDependencyError
+import torch
+from torch import Tensor
+
+from whvi.errors import MissingDependencyError, ShapeError
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+Style = dict[str, Any]  # keyword arguments of a matplotlib artist
+
+DRAWS: Style = {"linewidth": 0.5, "alpha": 0.35}
+TOTAL: Style = {"color": "C0", "alpha": 0.18, "linewidth": 0.0}
+EPISTEMIC: Style = {"color": "C0", "alpha": 0.38, "linewidth": 0.0}
+MEAN: Style = {"color": "C0", "linewidth": 1.6}
+MEMBER: Style = {"color": "C0", "linewidth": 0.8, "alpha": 0.45}
+DATA: Style = {"color": "C3", "markersize": 4, "linestyle": "none", "marker": "o", "alpha": 0.8}
+POINTS: Style = DATA | {"color": "C0", "markersize": 3.5, "alpha": 0.6, "markeredgewidth": 0.0}
+BARS: Style = {"color": "C0", "alpha": 0.55}
+REFERENCE: Style = {"color": "0.5", "linewidth": 1.0, "linestyle": "--"}
+BY_CHANCE: Style = {"color": "0.5", "alpha": 0.18, "linewidth": 0.0}
 
 _DOTS_PER_INCH = 120
 
 
 def new_figure(columns: int = 1, *, width: float = 7.0, height: float = 4.0) -> Figure:
-    """Make a figure of ``columns`` axes side by side, outside of pyplot; sizes in inches."""
+    """Make a figure with ``columns`` axes side by side, without pyplot; sizes in inches."""
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
@@ -27,40 +43,49 @@ def new_figure(columns: int = 1, *, width: float = 7.0, height: float = 4.0) -> 
 
 
 def save_figure(figure: Figure, path: Path, *, formats: Sequence[str] = ("png",)) -> list[Path]:
-    """Write ``figure`` as ``path`` with each ending in turn; the same figure gives the same files.
-
-    Returns:
-        The files written.
-    """
+    """Write ``figure`` in each format and return the paths; equal figures give equal files."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    written = []
-    for ending in formats:
-        target = path.with_suffix(f".{ending}")
-        _save(figure, target, ending, salt="whvi")
-        written.append(target)
-    return written
+    targets = [path.with_suffix(f".{suffix}") for suffix in formats]
+    for suffix, target in zip(formats, targets, strict=True):
+        _save(figure, target, suffix, salt="whvi")
+    return targets
 
 
 def svg_text(figure: Figure, *, name: str, transparent: bool = True) -> str:
-    """Return ``figure`` as SVG, to stand within a page.
+    """Return ``figure`` as an SVG element for an HTML page.
 
     Args:
-        figure: What to draw.
-        name: Begins every id, so that several graphics can share one page.
-        transparent: Leave the background to the page.
+        figure: The figure.
+        name: Prefix of every id, so that one page can hold several figures.
+        transparent: Leave out the background.
     """
     stream = io.StringIO()
     _save(figure, stream, "svg", salt=name, transparent=transparent)
     text = stream.getvalue()
-    text = text[text.index("<svg") :]  # a page has a declaration of its own
+    text = text[text.index("<svg") :]  # without the XML declaration
     for before in (' id="', "url(#", 'href="#'):
         text = text.replace(before, f"{before}{name}-")
     return text
 
 
-def _save(figure: Figure, target: Any, ending: str, *, salt: str, **options: Any) -> None:
+def _save(figure: Figure, target: Any, suffix: str, *, salt: str, **options: Any) -> None:
     import matplotlib as mpl
 
-    metadata = {"Date": None} if ending == "svg" else {"Software": None}
+    metadata = {"Date": None} if suffix == "svg" else {"Software": None}
     with mpl.rc_context({"svg.hashsalt": salt, "svg.fonttype": "none"}):
-        figure.savefig(target, format=ending, dpi=_DOTS_PER_INCH, metadata=metadata, **options)
+        figure.savefig(target, format=suffix, dpi=_DOTS_PER_INCH, metadata=metadata, **options)
+
+
+def shortened(text: str, most: int = 20) -> str:
+    """Cut ``text`` to at most ``most`` characters, so that it leaves space for the plot."""
+    return text if len(text) <= most else text[: most - 1] + "…"
+
+
+def flat_rows(name: str, values: Tensor, length: int | None = None) -> Tensor:
+    """Return ``values`` flattened and detached; raise unless there are ``length`` of them."""
+    flat = torch.as_tensor(values).detach().flatten()
+    if length is not None and len(flat) != length:
+        raise ShapeError(f"{name} must have one value for each of {length} rows, got {len(flat)}")
+    if len(flat) == 0:
+        raise ShapeError(f"{name} must have at least one row, got none")
+    return flat

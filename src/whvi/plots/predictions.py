@@ -1,46 +1,165 @@
-"""Predicted against true values."""
+"""Predictive distributions over one input, and the effect of one feature on the prediction."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from statistics import NormalDist
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+import torch
 from torch import Tensor
 
-from whvi.plots.style import POINTS, REFERENCE, is_rasterized, row_of
+from whvi.errors import ConfigError, ShapeError
+from whvi.plots.figures import DATA, DRAWS, EPISTEMIC, MEAN, TOTAL, flat_rows, shortened
+from whvi.predictive import Predictive
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+_MOST_TICKS = 200
 
-def plot_predicted_against_true(
-    ax: Axes, y: Tensor, mean: Tensor, lower: Tensor, upper: Tensor, *, level: float
+
+class Band(NamedTuple):
+    """The lower and the upper end of a band, each ``(N,)``."""
+
+    lower: Tensor
+    upper: Tensor
+
+
+def plot_bands(
+    ax: Axes,
+    x: Tensor,
+    predictive: Predictive,
+    draws: Tensor | None = None,
+    data: tuple[Tensor, Tensor] | None = None,
+    level: float = 0.95,
 ) -> None:
-    """Draw the predicted mean and interval of every row against its true value.
-
-    Rows whose interval misses the truth (the vertical line does not cross the diagonal) stand out.
+    """Plot a predictive distribution over one input: mean, epistemic band and total band.
 
     Args:
-        ax: Where to draw.
-        y: True values, one per row.
-        mean, lower, upper: Predicted means and ends of their intervals.
-        level: Of the intervals, for the legend.
+        x: The input of every row of ``predictive``, shape ``(N,)`` or ``(N, 1)``, ascending.
+        predictive: One output, no replicas (``.pool()`` merges an ensemble).
+        draws: Functions to draw as lines, shape ``(S, N)`` or ``(S, N, 1)``, in the units of ``y``.
+        data: Points ``(x, y)`` to draw.
+        level: Probability inside each band.
     """
-    y = row_of("y", y).double()
-    mean, lower, upper = (
-        row_of(name, values, len(y)).double()
-        for name, values in (("mean", mean), ("lower", lower), ("upper", upper))
-    )
-    missed = (y < lower) | (y > upper)
-    many = is_rasterized(len(y))
-    for rows, color, name in ((~missed, "C0", "inside"), (missed, "C3", "outside")):
-        if bool(rows.any()):
-            style = POINTS | {"color": color}
-            ax.vlines(
-                y[rows], lower[rows], upper[rows], color, alpha=0.25, linewidth=1, rasterized=many
-            )
-            label = f"{name} its {level:.0%} interval"
-            ax.plot(y[rows], mean[rows], label=label, rasterized=many, **style)
-    ends = [min(y.min().item(), mean.min().item()), max(y.max().item(), mean.max().item())]
-    ax.plot(ends, ends, **REFERENCE)
-    ax.set(xlabel="true", ylabel="predicted")
-    ax.legend(loc="upper left", fontsize=8)
+    line = flat_rows("x", x, len(predictive))
+    mean = predictive.mean
+    if mean.shape != line.shape:
+        raise ShapeError(
+            f"plot_bands draws one output without replicas, got a mean of shape "
+            f"{tuple(mean.shape)} for {len(line)} rows"
+        )
+    total = predictive.interval(level)
+    epistemic = epistemic_band(predictive, level)
+    ax.fill_between(line, total.lower, total.upper, label=f"total, {level:.0%}", **TOTAL)
+    ax.fill_between(line, epistemic.lower, epistemic.upper, label="epistemic", **EPISTEMIC)
+    if draws is not None:
+        color = ax.xaxis.label.get_color()  # the text color, which a page may have changed
+        for number, draw in enumerate(draws.reshape(draws.shape[0], -1)):
+            label = "draws" if number == 0 else None
+            ax.plot(line, flat_rows("draws", draw, len(line)), label=label, color=color, **DRAWS)
+    ax.plot(line, mean, label="mean", **MEAN)
+    if data is not None:
+        ax.plot(*(values.detach().flatten() for values in data), label="data", **DATA)
+
+
+def epistemic_band(predictive: Predictive, level: float) -> Band:
+    """Return the central band of the function values, without noise, at probability ``level``.
+
+    For Gaussian components these are quantiles over the draws, for other families quantiles of a
+    normal distribution with the predictive's mean and epistemic standard deviation.
+    """
+    components = predictive.gaussian_components()
+    if components is None:
+        return _normal_band(predictive.mean, predictive.epistemic, level)
+    return _band_of_draws(components[0], level)
+
+
+def _band_of_draws(values: Tensor, level: float) -> Band:
+    """Return quantiles of ``(..., S, N)`` over the draws ``S``."""
+    _check_level(level)
+    ends = torch.tensor([(1 - level) / 2, (1 + level) / 2], dtype=values.dtype)
+    return Band(*torch.quantile(values, ends, dim=-2))
+
+
+def _normal_band(mean: Tensor, std: Tensor, level: float) -> Band:
+    _check_level(level)
+    reach = NormalDist().inv_cdf((1 + level) / 2) * std
+    return Band(mean - reach, mean + reach)
+
+
+def _check_level(level: float) -> None:
+    if not 0 < level < 1:
+        raise ConfigError(f"level must lie strictly between 0 and 1, got {level!r}")
+
+
+class Effect(NamedTuple):
+    """The mean prediction over a sample of rows as one feature varies."""
+
+    values: tuple[Any, ...]  # K values of the feature: numbers, or names of categories
+    mean: Tensor  # (K,)
+    band: Band | None  # epistemic uncertainty of the mean over rows
+
+
+def feature_effect(
+    predict: Callable[[Any], Predictive],
+    values: Sequence[Any],
+    *,
+    level: float = 0.9,
+    label: int | None = None,
+) -> Effect:
+    r"""Vary one feature while the others keep their values in a sample of rows.
+
+    For draw :math:`s` and value :math:`v` the effect is
+    :math:`\frac1N \sum_n f_s(v, x_{n,\setminus j})` (Friedman, 2001), and the band contains
+    ``level`` of the draws. Families other than the Gaussian have a normal band with the mean
+    epistemic standard deviation of the rows, which is at least that wide.
+
+    Args:
+        predict: Maps a value of the feature to predictions for the sample with that value.
+        values: K values, ascending if they are numbers.
+        level: Probability inside the band.
+        label: For a classifier: the class whose probability is returned, without a band.
+    """
+    if not values:
+        raise ConfigError("values must hold at least one value of the feature, got none")
+    predictives = [predict(value) for value in values]
+    if label is not None:
+        probability = torch.stack([p.probs[:, label].mean() for p in predictives])
+        return Effect(tuple(values), probability, None)
+    mean = torch.stack([p.mean.mean() for p in predictives])
+    draws = [components[0].mean(-1) for p in predictives if (components := p.gaussian_components())]
+    if draws:
+        return Effect(tuple(values), mean, _band_of_draws(torch.stack(draws, dim=-1), level))
+    std = torch.stack([p.epistemic.mean() for p in predictives])
+    return Effect(tuple(values), mean, _normal_band(mean, std, level))
+
+
+def plot_effect(ax: Axes, effect: Effect, *, name: str, data: Tensor | None = None) -> None:
+    """Plot an effect: a line with a band over numbers, dots with bars over categories.
+
+    Args:
+        effect: The effect.
+        name: Name of the feature.
+        data: Values of the feature, drawn as ticks along the axis.
+    """
+    ax.set_xlabel(shortened(name, 40))
+    values, mean, band = effect
+    if len(values) == 1 or any(isinstance(value, str) for value in values):
+        names = [shortened(str(value), 12) for value in values]
+        places = range(len(names))
+        if band is not None:
+            ax.vlines(places, band.lower, band.upper, "C0", alpha=0.5, linewidth=5)
+        ax.plot(places, mean, "o", **MEAN)
+        ax.set_xticks(places, names, rotation=30 if max(map(len, names)) > 5 else 0)
+        ax.margins(x=0.2)
+        return
+    if band is not None:
+        ax.fill_between(values, band.lower, band.upper, **EPISTEMIC)
+    ax.plot(values, mean, **MEAN)
+    if data is not None:
+        shown = data.detach().flatten()[:: max(1, data.numel() // _MOST_TICKS)]
+        transform = ax.get_xaxis_transform()
+        ax.plot(shown, torch.zeros_like(shown), "|", color="0.5", transform=transform)
+        ax.set_xlim(values[0], values[-1])

@@ -1,8 +1,8 @@
-r"""What every posterior ``q(g)`` is: a distribution over a stack of vectors, with its KL.
+r"""What every posterior ``q(g)`` is: a distribution over vectors made of blocks, with its KL.
 
-``g`` has shape ``(*batch_shape, K, D)``: replicas (independent models), ``K`` stacked blocks and
-``D`` entries per block. Replicas and blocks are independent under every ``q`` here; what differs
-between families is the dependence inside one vector of ``D`` entries.
+``g`` has shape ``(*batch_shape, K·D)``: for each replica (independent model) a vector of ``K``
+blocks of ``D`` entries, one after the other. Replicas and blocks are independent under every ``q``
+here; what differs between families is the dependence inside a block.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from whvi._checks import check_positive
+from whvi._kernel.kl import KLTerm
+from whvi._kernel.kl import sum_of_kls as sum_of_fused_kls
 from whvi.errors import ConfigError, ShapeError, WhviError
 from whvi.priors import Prior
 
@@ -26,38 +28,49 @@ class NoClosedFormError(WhviError, NotImplementedError):
 
 
 class Posterior(nn.Module, ABC):
-    """A distribution ``q(g)`` over vectors of shape ``(*batch_shape, K, D)``.
+    """A distribution ``q(g)`` over vectors of shape ``(*batch_shape, K·D)``.
 
     Every member is built as ``Member(shape, *, device=None, dtype=None)``, so that the class (or a
     ``functools.partial`` of it) can be handed to a layer, and starts as ``reset(1.0, 0.1)``.
+
+    Args:
+        shape: ``(*batch_shape, K, D)``: replicas, blocks, entries per block.
     """
 
-    loc: nn.Parameter
+    def __init__(
+        self, shape: Sequence[int], *, device: Device = None, dtype: torch.dtype | None = None
+    ) -> None:
+        super().__init__()
+        if len(shape) < 2 or any(size < 1 for size in shape):
+            raise ShapeError(
+                "a posterior needs a shape (*batch_shape, K, D) of positive sizes, "
+                f"got {tuple(shape)}"
+            )
+        self.shape = tuple(shape)
+        self.batch_shape, self.block_shape = self.shape[:-2], self.shape[-2:]
+        self.num_entries = math.prod(self.block_shape)  # n = K·D
+        self.loc = self._parameter(self.num_entries, device=device, dtype=dtype)
+
+    def _parameter(
+        self, *sizes: int, device: Device = None, dtype: torch.dtype | None = None
+    ) -> nn.Parameter:
+        """Return a parameter of each replica whose values :meth:`reset` sets."""
+        return nn.Parameter(torch.empty(*self.batch_shape, *sizes, device=device, dtype=dtype))
+
+    def blocks(self, v: Tensor) -> Tensor:
+        """View ``(..., K·D)`` as ``(..., K, D)``."""
+        blocks: Tensor = v.unflatten(-1, self.block_shape)
+        return blocks
 
     @property
-    def shape(self) -> tuple[int, ...]:
-        """``(*batch_shape, K, D)``."""
-        return tuple(self.loc.shape)
-
-    @property
-    def batch_shape(self) -> tuple[int, ...]:
-        """Replicas, ``()`` if there are none."""
-        return self.shape[:-2]
-
-    @property
-    def num_entries(self) -> int:
-        """``n = K·D``: random entries in one replica."""
-        return self.loc.shape[-2] * self.loc.shape[-1]
-
-    @property
-    @abstractmethod
     def mean(self) -> Tensor:
-        """``E[g]``, shape ``shape``."""
+        """``E[g]``, shape ``(*batch_shape, K·D)``: the location, but for flows."""
+        return self.loc
 
     @property
     @abstractmethod
     def variance(self) -> Tensor:
-        """Marginal variances ``var(g_k)``, shape ``shape``."""
+        """Marginal variances ``var(g_k)``, shape ``(*batch_shape, K·D)``."""
 
     @abstractmethod
     def covariance(self) -> Tensor:
@@ -83,29 +96,31 @@ class Posterior(nn.Module, ABC):
         """
 
     @abstractmethod
-    def _draw(self, num_draws: int, generator: torch.Generator | None) -> Tensor:
-        """Return reparameterized draws, shape ``(*batch_shape, num_draws, K, D)``."""
+    def draw(
+        self, inner_shape: tuple[int, ...] = (), generator: torch.Generator | None = None
+    ) -> Tensor:
+        """Draw as layers need it: ``(*batch_shape, *inner_shape, K·D)``, replicas first.
+
+        Otherwise like :meth:`rsample`.
+        """
 
     def rsample(
-        self, inner_shape: Sequence[int] = (), *, generator: torch.Generator | None = None
+        self, sample_shape: Sequence[int] = (), *, generator: torch.Generator | None = None
     ) -> Tensor:
         """Draw ``g``, differentiably in the parameters of ``q`` (equation 3 of the paper).
 
         Args:
-            inner_shape: Independent draws wanted from each replica, such as ``(S,)`` or ``(S, N)``.
+            sample_shape: Independent draws wanted from each replica, such as ``(S,)``.
             generator: Source of randomness; ``None`` is torch's default generator.
 
         Returns:
-            Draws, shape ``(*batch_shape, *inner_shape, K, D)``: replicas first.
+            Draws, shape ``(*sample_shape, *batch_shape, K·D)``, as in ``torch.distributions``.
         """
-        draws = self._draw(math.prod(inner_shape), generator)
-        if len(inner_shape) == 1:
-            return draws
-        return draws.reshape(*self.batch_shape, *inner_shape, *self.shape[-2:])
+        return samples_first(self.draw(tuple(sample_shape), generator), len(self.batch_shape), 1)
 
     def mean_square(self) -> Tensor:
         """Return ``E‖g‖² / n``, the average of ``E[g_k]² + var(g_k)``, shape ``batch_shape``."""
-        return (self.mean.square() + self.variance).mean((-2, -1))
+        return (self.mean.square() + self.variance).mean(-1)
 
     def entropy(self) -> Tensor:
         """Return ``H[q] = −E[log q(g)]`` in nats, summed over blocks, shape ``batch_shape``."""
@@ -117,24 +132,49 @@ class Posterior(nn.Module, ABC):
         Args:
             prior: ``p = N(0, λ I)``.
             generator: Source of randomness for families that estimate the KL; others ignore it.
+                ``None`` is that of the sampler in force (:func:`whvi.sampling.sampling`).
 
         Returns:
             Shape ``batch_shape``. Never averaged over anything.
         """
         return prior.kl(self.mean_square(), self.log_volume(), self.num_entries)
 
+    def kl_term(self, prior: Prior) -> KLTerm | None:
+        """Return what the kernel's KL of this pair needs; ``None`` where it has none."""
+        return None
+
     def extra_repr(self) -> str:
         """Show the shape."""
         return f"shape={self.shape}"
 
 
-def check_shape(shape: Sequence[int]) -> tuple[int, ...]:
-    """Refuse a shape that is not ``(*batch_shape, K, D)`` with positive sizes."""
-    if len(shape) < 2 or any(size < 1 for size in shape):
-        raise ShapeError(
-            f"a posterior needs a shape (*batch_shape, K, D) of positive sizes, got {tuple(shape)}"
-        )
-    return tuple(shape)
+def sum_of_kls(pairs: Sequence[tuple[Posterior, Prior]]) -> Tensor:
+    """Return ``Σ KL(q ‖ p)`` over pairs of one ``batch_shape``, shape ``batch_shape``.
+
+    All fully factorized pairs share one autograd node: in training, nodes are what a KL costs.
+    """
+    together: list[KLTerm] = []
+    values: list[Tensor] = []
+    for q, p in pairs:
+        term = q.kl_term(p)
+        if term is None:
+            values.append(q.kl(p))
+        else:
+            together.append(term)
+    if together:
+        values.append(sum_of_fused_kls(together))
+    total = values[0]
+    for value in values[1:]:
+        total = total + value
+    return total
+
+
+def samples_first(draws: Tensor, batch_ndim: int, own_ndim: int) -> Tensor:
+    """Bring ``(*batch, *samples, *own)`` to ``(*samples, *batch, *own)``."""
+    if not batch_ndim:
+        return draws
+    last = draws.dim() - own_ndim
+    return draws.movedim(tuple(range(batch_ndim)), tuple(range(last - batch_ndim, last)))
 
 
 def check_start(mean_std: float, scale: float) -> None:
@@ -142,13 +182,6 @@ def check_start(mean_std: float, scale: float) -> None:
     check_positive("scale", scale)
     if not (math.isfinite(mean_std) and mean_std >= 0):
         raise ConfigError(f"mean_std must be a finite number of at least 0, got {mean_std!r}")
-
-
-def empty_parameter(
-    shape: Sequence[int], device: Device, dtype: torch.dtype | None
-) -> nn.Parameter:
-    """Return a parameter whose values the caller sets next."""
-    return nn.Parameter(torch.empty(tuple(shape), device=device, dtype=dtype))
 
 
 def standard_normal(

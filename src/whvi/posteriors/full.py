@@ -9,22 +9,15 @@ from typing import final
 import torch
 from torch import Tensor
 
-from whvi.posteriors.base import (
-    Device,
-    Posterior,
-    check_shape,
-    check_start,
-    empty_parameter,
-    standard_normal,
-)
+from whvi.posteriors.base import Device, Posterior, check_start, standard_normal
 
 
 @final
 class FullGaussian(Posterior):
     """``g = μ + L ε`` with one ``D × D`` Cholesky factor per block: ``D(D+1)/2`` numbers each.
 
-    Parameters: ``loc`` (μ) and ``log_diagonal`` (log L_kk) of shape ``shape``; ``lower`` (the rest
-    of L, row by row) of shape ``(*batch_shape, K, D(D−1)/2)``.
+    Parameters: ``loc`` (μ) and ``log_diagonal`` (log L_kk), ``(*batch_shape, K·D)``; ``lower`` (the
+    rest of each L, row by row), ``(*batch_shape, K·D(D−1)/2)``.
 
     Args:
         shape: ``(*batch_shape, K, D)``.
@@ -35,14 +28,12 @@ class FullGaussian(Posterior):
     def __init__(
         self, shape: Sequence[int], *, device: Device = None, dtype: torch.dtype | None = None
     ) -> None:
-        super().__init__()
-        shape = check_shape(shape)
-        size = shape[-1]
-        self.loc = empty_parameter(shape, device, dtype)
-        self.log_diagonal = empty_parameter(shape, device, dtype)
-        self.lower = empty_parameter((*shape[:-1], size * (size - 1) // 2), device, dtype)
-        rows, columns = torch.tril_indices(size, size, offset=-1, device=device)
-        self.register_buffer("_lower_index", rows * size + columns, persistent=False)
+        super().__init__(shape, device=device, dtype=dtype)
+        K, D = self.block_shape
+        self.log_diagonal = self._parameter(K * D, device=device, dtype=dtype)
+        self.lower = self._parameter(K * (D * (D - 1) // 2), device=device, dtype=dtype)
+        rows, columns = torch.tril_indices(D, D, offset=-1, device=device)
+        self.register_buffer("_lower_index", rows * D + columns, persistent=False)
         self.reset(1.0, 0.1)
 
     @torch.no_grad()
@@ -58,20 +49,16 @@ class FullGaussian(Posterior):
     @property
     def scale_tril(self) -> Tensor:
         """``L``, shape ``(*batch_shape, K, D, D)``, with a positive diagonal."""
-        size = self.loc.shape[-1]
-        flat = self.lower.new_zeros((*self.shape[:-1], size * size))
-        strict = flat.index_copy(-1, self._lower_index, self.lower)
-        return strict.view(*self.shape, size) + torch.diag_embed(self.log_diagonal.exp())
-
-    @property
-    def mean(self) -> Tensor:
-        """``μ``."""
-        return self.loc
+        K, D = self.block_shape
+        flat = self.lower.new_zeros((*self.batch_shape, K, D * D))
+        lower = self.lower.view(*self.batch_shape, K, D * (D - 1) // 2)
+        strict = flat.index_copy(-1, self._lower_index, lower)
+        return strict.view(*self.shape, D) + torch.diag_embed(self.blocks(self.log_diagonal.exp()))
 
     @property
     def variance(self) -> Tensor:
         """``Σ_j L_kj²``."""
-        return self.scale_tril.square().sum(-1)
+        return self.scale_tril.square().sum(-1).flatten(-2)
 
     def covariance(self) -> Tensor:
         """Return ``L Lᵀ``."""
@@ -80,15 +67,19 @@ class FullGaussian(Posterior):
 
     def mean_square(self) -> Tensor:
         """Return ``(‖μ‖² + ‖L‖_F²) / n`` without forming ``L``."""
-        on_diagonal = (self.loc.square() + torch.exp(2 * self.log_diagonal)).sum((-2, -1))
-        return (on_diagonal + self.lower.square().sum((-2, -1))) / self.num_entries
+        on_diagonal = (self.loc.square() + torch.exp(2 * self.log_diagonal)).sum(-1)
+        return (on_diagonal + self.lower.square().sum(-1)) / self.num_entries
 
     def log_volume(self) -> Tensor:
         """Return ``½ log det Σ = Σ_k log L_kk``."""
-        return self.log_diagonal.sum((-2, -1))
+        return self.log_diagonal.sum(-1)
 
-    def _draw(self, num_draws: int, generator: torch.Generator | None) -> Tensor:
-        shape = (*self.batch_shape, num_draws, *self.shape[-2:])
+    def draw(
+        self, inner_shape: tuple[int, ...] = (), generator: torch.Generator | None = None
+    ) -> Tensor:
+        """Return ``μ + L ε``."""
+        shape = (*self.batch_shape, math.prod(inner_shape), *self.block_shape)
         noise = standard_normal(self.loc, shape, generator)
-        correlated = torch.einsum("...kde,...ike->...ikd", self.scale_tril, noise)
-        return self.loc.unsqueeze(-3) + correlated
+        correlated = torch.einsum("...kde,...ike->...ikd", self.scale_tril, noise).flatten(-2)
+        draws = self.loc.unsqueeze(-2) + correlated
+        return draws.reshape(*self.batch_shape, *inner_shape, self.num_entries)

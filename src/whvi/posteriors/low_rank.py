@@ -10,14 +10,7 @@ import torch
 from torch import Tensor
 
 from whvi._checks import check_positive_int
-from whvi.posteriors.base import (
-    Device,
-    Posterior,
-    check_shape,
-    check_start,
-    empty_parameter,
-    standard_normal,
-)
+from whvi.posteriors.base import Device, Posterior, check_start, standard_normal
 
 _SHARED_VARIANCE = 0.1  # part of the initial variance that V carries; V = 0 would be a saddle
 
@@ -27,7 +20,7 @@ class LowRankGaussian(Posterior):
     """``g = μ + V ε₁ + σ ⊙ ε₂``: ``rank`` directions of dependence, and independent noise.
 
     Parameters: ``loc`` (μ) and ``log_scale`` (log σ, *not* the log of the marginal standard
-    deviation) of shape ``shape``; ``factor`` (V) of shape ``(*shape, rank)``.
+    deviation), ``(*batch_shape, K·D)``; ``factor`` (V, block by block), ``(*batch_shape, K·D, rank)``.
 
     Args:
         shape: ``(*batch_shape, K, D)``.
@@ -42,12 +35,11 @@ class LowRankGaussian(Posterior):
         device: Device = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__()
-        shape = check_shape(shape)
+        super().__init__(shape, device=device, dtype=dtype)
         check_positive_int("rank", rank)
-        self.loc = empty_parameter(shape, device, dtype)
-        self.log_scale = empty_parameter(shape, device, dtype)
-        self.factor = empty_parameter((*shape, rank), device, dtype)
+        self.rank = rank
+        self.log_scale = self._parameter(self.num_entries, device=device, dtype=dtype)
+        self.factor = self._parameter(self.num_entries, rank, device=device, dtype=dtype)
         self.reset(1.0, 0.1)
 
     @torch.no_grad()
@@ -63,9 +55,9 @@ class LowRankGaussian(Posterior):
         self.log_scale.fill_(math.log(scale * math.sqrt(1 - _SHARED_VARIANCE)))
 
     @property
-    def mean(self) -> Tensor:
-        """``μ``."""
-        return self.loc
+    def block_factor(self) -> Tensor:
+        """``V`` of every block, shape ``(*batch_shape, K, D, rank)``."""
+        return self.factor.view(*self.shape, self.rank)
 
     @property
     def variance(self) -> Tensor:
@@ -74,25 +66,29 @@ class LowRankGaussian(Posterior):
 
     def covariance(self) -> Tensor:
         """Return ``V Vᵀ + diag(σ²)``."""
-        return self.factor @ self.factor.mT + torch.diag_embed(torch.exp(2 * self.log_scale))
+        independent = torch.diag_embed(self.blocks(torch.exp(2 * self.log_scale)))
+        return self.block_factor @ self.block_factor.mT + independent
 
     def log_volume(self) -> Tensor:
         """Return ``½ log det Σ = Σ_k log σ_k + ½ log det(I + Vᵀ diag(σ⁻²) V)``."""
-        whitened = self.factor * torch.exp(-self.log_scale).unsqueeze(-1)
-        identity = torch.eye(self.factor.shape[-1], dtype=self.loc.dtype, device=self.loc.device)
+        whitened = self.block_factor * self.blocks(torch.exp(-self.log_scale)).unsqueeze(-1)
+        identity = torch.eye(self.rank, dtype=self.loc.dtype, device=self.loc.device)
         cholesky = torch.linalg.cholesky(identity + whitened.mT @ whitened)
         log_diagonal: Tensor = cholesky.diagonal(dim1=-2, dim2=-1).log()
-        return self.log_scale.sum((-2, -1)) + log_diagonal.sum((-2, -1))
+        return self.log_scale.sum(-1) + log_diagonal.sum((-2, -1))
 
-    def _draw(self, num_draws: int, generator: torch.Generator | None) -> Tensor:
-        *batch_shape, num_blocks, size = self.shape
-        rank = self.factor.shape[-1]
-        shared = standard_normal(self.loc, (*batch_shape, num_draws, num_blocks, rank), generator)
-        own = standard_normal(self.loc, (*batch_shape, num_draws, num_blocks, size), generator)
-        correlated = torch.einsum("...kdr,...ikr->...ikd", self.factor, shared)
-        independent = self.log_scale.exp().unsqueeze(-3) * own
-        return self.loc.unsqueeze(-3) + correlated + independent
+    def draw(
+        self, inner_shape: tuple[int, ...] = (), generator: torch.Generator | None = None
+    ) -> Tensor:
+        """Return ``μ + V ε₁ + σ ⊙ ε₂``."""
+        leading = (*self.batch_shape, math.prod(inner_shape))
+        shared = standard_normal(self.loc, (*leading, self.block_shape[0], self.rank), generator)
+        own = standard_normal(self.loc, (*leading, self.num_entries), generator)
+        correlated = torch.einsum("...kdr,...ikr->...ikd", self.block_factor, shared).flatten(-2)
+        independent = self.log_scale.exp().unsqueeze(-2) * own
+        draws = self.loc.unsqueeze(-2) + correlated + independent
+        return draws.reshape(*self.batch_shape, *inner_shape, self.num_entries)
 
     def extra_repr(self) -> str:
         """Show shape and rank."""
-        return f"shape={self.shape}, rank={self.factor.shape[-1]}"
+        return f"{super().extra_repr()}, rank={self.rank}"

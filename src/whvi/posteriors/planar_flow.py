@@ -20,26 +20,27 @@ from torch import Tensor
 from torch.nn.functional import softplus
 
 from whvi._checks import check_positive_int
+from whvi._kernel.noise import normal_from_seed
 from whvi.posteriors.base import (
     Device,
     NoClosedFormError,
     Posterior,
-    check_shape,
     check_start,
-    empty_parameter,
     standard_normal,
 )
 from whvi.priors import Prior
+from whvi.sampling import current_sampler
 
 _INITIAL_BEND = 0.1  # std of u: near the identity, but with gradients for u, w and b
+_MEAN_PAIRS = 128  # antithetic pairs of draws that estimate the mean
 
 
 @final
 class PlanarFlow(Posterior):
     """A diagonal Gaussian bent by ``num_flows`` planar maps; moments and KL by Monte Carlo only.
 
-    Parameters: ``loc`` (μ) and ``log_scale`` (log σ) of shape ``shape``; ``u``, ``w`` of shape
-    ``(*batch_shape, K, num_flows, D)`` and ``b`` of shape ``(*batch_shape, K, num_flows)``.
+    Parameters: ``loc`` (μ) and ``log_scale`` (log σ), ``(*batch_shape, K·D)``; ``u``, ``w`` of
+    shape ``(*batch_shape, K, num_flows, D)`` and ``b`` of shape ``(*batch_shape, K, num_flows)``.
 
     Args:
         shape: ``(*batch_shape, K, D)``.
@@ -54,14 +55,13 @@ class PlanarFlow(Posterior):
         device: Device = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__()
-        shape = check_shape(shape)
+        super().__init__(shape, device=device, dtype=dtype)
         check_positive_int("num_flows", num_flows)
-        self.loc = empty_parameter(shape, device, dtype)
-        self.log_scale = empty_parameter(shape, device, dtype)
-        self.u = empty_parameter((*shape[:-1], num_flows, shape[-1]), device, dtype)
-        self.w = empty_parameter((*shape[:-1], num_flows, shape[-1]), device, dtype)
-        self.b = empty_parameter((*shape[:-1], num_flows), device, dtype)
+        K, D = self.block_shape
+        self.log_scale = self._parameter(K * D, device=device, dtype=dtype)
+        self.u = self._parameter(K, num_flows, D, device=device, dtype=dtype)
+        self.w = self._parameter(K, num_flows, D, device=device, dtype=dtype)
+        self.b = self._parameter(K, num_flows, device=device, dtype=dtype)
         self.reset(1.0, 0.1)
 
     @torch.no_grad()
@@ -83,45 +83,56 @@ class PlanarFlow(Posterior):
             noise: ``ε``, shape ``(*batch_shape, I, K, D)``.
 
         Returns:
-            ``g``, shaped like ``noise``, and ``log |det ∂g/∂ε|``, shape ``(*batch_shape, I, K)``.
+            ``g``, shape ``(*batch_shape, I, K·D)``, and ``log |det ∂g/∂ε|``, shape
+            ``(*batch_shape, I, K)``.
         """
         z = noise
-        log_det = self.log_scale.sum(-1).unsqueeze(-2)
+        log_det = self.blocks(self.log_scale).sum(-1).unsqueeze(-2)
         for u, w, b in zip(self.u.unbind(-2), self.w.unbind(-2), self.b.unbind(-1), strict=True):
             z, log_det_f = planar_map(z, u.unsqueeze(-3), w.unsqueeze(-3), b.unsqueeze(-2))
             log_det = log_det + log_det_f
-        return torch.addcmul(self.loc.unsqueeze(-3), self.log_scale.exp().unsqueeze(-3), z), log_det
+        loc, scale = self.loc.unsqueeze(-2), self.log_scale.exp().unsqueeze(-2)
+        return torch.addcmul(loc, scale, z.flatten(-2)), log_det
 
     def _noise(self, num_draws: int, generator: torch.Generator | None) -> Tensor:
-        shape = (*self.batch_shape, num_draws, *self.shape[-2:])
+        shape = (*self.batch_shape, num_draws, *self.block_shape)
         return standard_normal(self.loc, shape, generator)
 
-    def _draw(self, num_draws: int, generator: torch.Generator | None) -> Tensor:
-        return self.transform(self._noise(num_draws, generator))[0]
+    def draw(
+        self, inner_shape: tuple[int, ...] = (), generator: torch.Generator | None = None
+    ) -> Tensor:
+        """Return ``μ + σ ⊙ f(ε)``."""
+        draws, _ = self.transform(self._noise(math.prod(inner_shape), generator))
+        return draws.reshape(*self.batch_shape, *inner_shape, self.num_entries)
 
     def kl(
-        self, prior: Prior, *, num_samples: int = 16, generator: torch.Generator | None = None
+        self, prior: Prior, *, num_draws: int = 16, generator: torch.Generator | None = None
     ) -> Tensor:
-        """Estimate the KL with ``num_samples`` draws: its log-volume is ``E log |det ∂g/∂ε|``.
+        """Estimate the KL with ``num_draws`` draws: its log-volume is ``E log |det ∂g/∂ε|``.
 
         Unbiased for a given ``λ``, with reparameterized gradients; the entropy of the base is
         exact. A single estimate can be negative. See :class:`whvi.priors.EmpiricalBayesPrior` for
-        the (small) bias with that prior.
+        the (small) bias with that prior. Without a generator, the draws come from that of the
+        sampler in force, so that :func:`whvi.elbo` and :func:`whvi.fit` are reproducible.
         """
-        check_positive_int("num_samples", num_samples)
-        g, log_det = self.transform(self._noise(num_samples, generator))
-        mean_square = g.square().mean((-3, -2, -1))
+        check_positive_int("num_draws", num_draws)
+        generator = current_sampler().generator if generator is None else generator
+        g, log_det = self.transform(self._noise(num_draws, generator))
+        mean_square = g.square().mean((-2, -1))
         log_volume = log_det.sum(-1).mean(-1)
         return prior.kl(mean_square, log_volume, self.num_entries)
 
     @property
     def mean(self) -> Tensor:
-        """The image of the base mean ``ε = 0``: a central point, *not* exactly ``E[g]``.
+        """``E[g]``, estimated with 128 antithetic pairs of draws that are always the same.
 
-        ``E[g]`` has no closed form; average draws of :meth:`rsample` to estimate it.
+        Exact where the flow is linear, differentiable, and not random: the generator stays as it
+        is. Use :attr:`loc` for the location of the base.
         """
-        origin = torch.zeros_like(self.loc).unsqueeze(-3)
-        return self.transform(origin)[0].squeeze(-3)
+        shape = (_MEAN_PAIRS, *self.block_shape)
+        half = normal_from_seed(shape, 0, dtype=self.loc.dtype, device=self.loc.device)
+        noise = torch.cat([half, -half]).expand(*self.batch_shape, -1, -1, -1)
+        return self.transform(noise)[0].mean(-2)
 
     @property
     def variance(self) -> Tensor:
@@ -144,7 +155,7 @@ class PlanarFlow(Posterior):
 
     def extra_repr(self) -> str:
         """Show shape and number of maps."""
-        return f"shape={self.shape}, num_flows={self.b.shape[-1]}"
+        return f"{super().extra_repr()}, num_flows={self.b.shape[-1]}"
 
 
 def planar_map(z: Tensor, u: Tensor, w: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:

@@ -9,15 +9,9 @@ import torch
 from torch import Tensor
 
 from whvi.errors import ConfigError
-from whvi.posteriors.base import (
-    Device,
-    Posterior,
-    check_shape,
-    check_start,
-    empty_parameter,
-    standard_normal_entropy,
-)
+from whvi.posteriors.base import Device, Posterior, check_start, standard_normal_entropy
 from whvi.priors import FixedPrior, Prior
+from whvi.sampling import insert_inner_axes
 
 
 @final
@@ -31,8 +25,7 @@ class PointMass(Posterior):
     def __init__(
         self, shape: Sequence[int], *, device: Device = None, dtype: torch.dtype | None = None
     ) -> None:
-        super().__init__()
-        self.loc = empty_parameter(check_shape(shape), device, dtype)
+        super().__init__(shape, device=device, dtype=dtype)
         self.reset(1.0, 0.1)
 
     @torch.no_grad()
@@ -44,25 +37,24 @@ class PointMass(Posterior):
         self.loc.normal_(0.0, mean_std, generator=generator)
 
     @property
-    def mean(self) -> Tensor:
-        """The point."""
-        return self.loc
-
-    @property
     def variance(self) -> Tensor:
         """Zero."""
         return torch.zeros_like(self.loc)
 
     def covariance(self) -> Tensor:
         """Return zeros."""
-        return torch.diag_embed(torch.zeros_like(self.loc))
+        return torch.diag_embed(self.blocks(torch.zeros_like(self.loc)))
 
     def log_volume(self) -> Tensor:
         """Return ``−∞``: a point has no volume."""
         return self.loc.new_full(self.batch_shape, -torch.inf)
 
-    def _draw(self, num_draws: int, generator: torch.Generator | None) -> Tensor:
-        return self.loc.unsqueeze(-3).expand(*self.batch_shape, num_draws, *self.shape[-2:])
+    def draw(
+        self, inner_shape: tuple[int, ...] = (), generator: torch.Generator | None = None
+    ) -> Tensor:
+        """Return the point, as often as asked for."""
+        loc = insert_inner_axes(self.loc, len(self.batch_shape), len(inner_shape))
+        return loc.expand(*self.batch_shape, *inner_shape, self.num_entries)
 
     def kl(self, prior: Prior, *, generator: torch.Generator | None = None) -> Tensor:
         """Return ``−log p(loc) = ½ [‖loc‖²/λ + n log(2πλ)]``: minimising it is MAP estimation.

@@ -1,4 +1,4 @@
-"""The predictive distribution over targets, as a mixture over draws of the network."""
+"""The predictive distribution of targets: a mixture over draws of the network."""
 
 from whvi.predictive.mixture import Interval, Predictive, align_targets
 

@@ -1,4 +1,4 @@
-"""The families of mixture components: what one draw of the network says about the targets."""
+"""Mixture components: the distribution of the targets given one draw of the network."""
 
 from __future__ import annotations
 
@@ -11,23 +11,26 @@ import torch
 from torch import Tensor
 
 from whvi.errors import ConfigError
-from whvi.predictive.special import regularized_incomplete_beta, student_t_log_prob
+from whvi.predictive.numerics import regularized_incomplete_beta, student_t_log_prob
 
 _LOG_2PI = math.log(2 * math.pi)
 
 
 class Components(ABC):
-    """The S distributions of every row, elementwise over parameters of one common shape."""
+    """The S distributions of every row, elementwise over parameters of one shape.
+
+    Parameters are ``(*batch_shape, S, N[, O])``; every method returns that shape.
+    """
 
     name: str
     discrete = False
-    event_dims = 0  # trailing axes of a parameter that belong to one outcome (class logits)
+    event_dims = 0  # trailing axes of a parameter that describe one outcome (class logits)
 
     def __init__(self, *parameters: Tensor) -> None:
         self.parameters = parameters
 
     def map(self, change: Callable[[Tensor], Tensor]) -> Components:
-        """Apply one indexing or reshaping to every parameter."""
+        """Index or reshape every parameter in the same way."""
         return type(self)(*(change(p) for p in self.parameters))
 
     def _refuse(self, what: str) -> NoReturn:
@@ -118,7 +121,7 @@ class StudentT(Components):
 
 
 def _keep_nan(y: Tensor, value: Tensor) -> Tensor:
-    """Return ``value``, but NaN where the target is NaN: comparisons would have hidden it."""
+    """Return ``value``, but NaN where the target is NaN, which comparisons would hide."""
     return torch.where(y.isnan(), y, value)
 
 

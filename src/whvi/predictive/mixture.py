@@ -1,16 +1,16 @@
-r"""The predictive distribution: in every row an equal mixture over the draws of the network.
+r"""The predictive distribution of every row: an equally weighted mixture over network draws.
 
 .. math:: p(y_n \mid x_n) = \frac{1}{S} \sum_{s=1}^{S} p(y_n \mid f^{(s)}(x_n))
 
-Shapes. Component parameters are ``(*batch_shape, S, N)`` for one output and
-``(*batch_shape, S, N, O)`` for several; every result drops the component axis ``S``, so a single
-output gives ``(*batch_shape, N)``. Numbers are in the user's units and computed in float64.
+Component parameters have shape ``(*batch_shape, S, N)`` for one output and
+``(*batch_shape, S, N, O)`` for several. Results drop the component axis ``S``: one output gives
+``(*batch_shape, N)``. Everything is in the units of ``y`` and computed in float64.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple, final
 
 import torch
@@ -26,18 +26,18 @@ from whvi.predictive.components import (
     Poisson,
     StudentT,
 )
-from whvi.predictive.roots import root, smallest_integer
+from whvi.predictive.numerics import root, smallest_integer
 
-_CHUNK_ELEMENTS = 1 << 19  # components × rows × outputs handled at a time: a few MB, cache-friendly
+_CHUNK_ELEMENTS = 1 << 19  # components × rows × outputs per chunk of quantiles: a few MB
 
 
 def align_targets(
     y: Tensor, batch_shape: tuple[int, ...], num_rows: int, num_outputs: int
 ) -> Tensor:
-    """View targets as ``(..., 1, N, O)``, ready to meet function values ``(*batch, S, N, O)``.
+    """View targets as ``(..., 1, N, O)``, broadcastable with function values ``(*batch, S, N, O)``.
 
     Accepts ``(*batch_shape, N, O)`` and ``(N, O)`` (shared by all replicas), and for one output
-    also ``(*batch_shape, N)`` and ``(N,)``. Nothing is broadcast that was not asked for.
+    also ``(*batch_shape, N)`` and ``(N,)``. Any other shape raises :class:`ShapeError`.
     """
     shape = tuple(y.shape)
     if shape == (*batch_shape, num_rows, num_outputs) or shape == (num_rows, num_outputs):
@@ -55,7 +55,7 @@ def align_targets(
 
 
 class Interval(NamedTuple):
-    """Ends of a central predictive interval, each ``(*batch_shape, N[, O])``."""
+    """The ends of a central predictive interval, each ``(*batch_shape, N[, O])``."""
 
     lower: Tensor
     upper: Tensor
@@ -63,11 +63,12 @@ class Interval(NamedTuple):
 
 @final
 class Predictive:
-    """An equal mixture over S draws in every row; see the module's docstring for shapes.
+    """An equally weighted mixture of S distributions in every row.
 
-    Build one with :meth:`gaussian`, :meth:`student_t`, :meth:`poisson`, :meth:`bernoulli` or
-    :meth:`categorical`, or ask a likelihood for ``predictive(f)``. ``batch_dims`` tells how many
-    leading axes are replicas, each with a mixture of its own; :meth:`pool` makes them one.
+    Returned by ``likelihood.predictive(f)``, or built with :meth:`gaussian`, :meth:`student_t`,
+    :meth:`poisson`, :meth:`bernoulli` or :meth:`categorical` from parameters of shape
+    ``(*batch_shape, S, N[, O])``. The first ``batch_dims`` axes are replicas, each with a mixture
+    of its own; :meth:`pool` merges them.
     """
 
     def __init__(self, components: Components, *, batch_dims: int = 0) -> None:
@@ -98,7 +99,7 @@ class Predictive:
     def student_t(
         cls, loc: Tensor, scale: Tensor, df: Tensor, *, batch_dims: int = 0
     ) -> Predictive:
-        """Mix Student-t's; ``scale`` is their scale parameter, std is scale·sqrt(df/(df − 2))."""
+        """Mix Student-t distributions with standard deviations ``scale·sqrt(df / (df − 2))``."""
         loc, scale, df = _wide(loc=loc, scale=scale, df=df)
         _check_range("scale", scale, scale > 0, "above 0")
         _check_range("df", df, df > 2, "above 2")
@@ -106,19 +107,19 @@ class Predictive:
 
     @classmethod
     def poisson(cls, rate: Tensor, *, batch_dims: int = 0) -> Predictive:
-        """Mix Poissons with means ``rate``."""
+        """Mix Poisson distributions with means ``rate``."""
         (rate,) = _wide(rate=rate)
         _check_range("rate", rate, rate >= 0, "at least 0")
         return cls(Poisson(rate), batch_dims=batch_dims)
 
     @classmethod
     def bernoulli(cls, logits: Tensor, *, batch_dims: int = 0) -> Predictive:
-        """Mix Bernoullis with ``P(y = 1) = sigmoid(logits)``."""
+        """Mix Bernoulli distributions with ``P(y = 1) = sigmoid(logits)``."""
         return cls(Bernoulli(*_wide(logits=logits)), batch_dims=batch_dims)
 
     @classmethod
     def categorical(cls, logits: Tensor, *, batch_dims: int = 0) -> Predictive:
-        """Mix categoricals with ``P(y = c) = softmax(logits)[c]`` on the last axis."""
+        """Mix categorical distributions with ``P(y = c) = softmax(logits, -1)[..., c]``."""
         return cls(Categorical(*_wide(logits=logits)), batch_dims=batch_dims)
 
     # Rows, replicas ------------------------------------------------------------------------
@@ -134,19 +135,21 @@ class Predictive:
         )
 
     def __getitem__(self, rows: int | slice | Sequence[int] | Tensor) -> Predictive:
-        """Select rows; an integer keeps its axis, so the result has one row."""
+        """Select rows; an integer selects a predictive of one row."""
         if isinstance(rows, int):
             if not -self.num_rows <= rows < self.num_rows:
                 raise IndexError(f"row {rows} of a predictive with {self.num_rows} rows")
             rows = [rows]
         index = (*[slice(None)] * (self._axis + 1), rows)
-        return self._with(lambda p: p[index])
+        return Predictive(self._components.map(lambda p: p[index]), batch_dims=self._axis)
 
     def unbind(self) -> list[Predictive]:
         """Split the first replica axis: one predictive per replica."""
         if not self.batch_shape:
             raise ShapeError("this predictive has no replicas to unbind: batch_shape is ()")
-        return [self._replica(r) for r in range(self.batch_shape[0])]
+        family, axes = type(self._components), self._axis - 1
+        replicas = zip(*(p.unbind() for p in self._components.parameters), strict=True)
+        return [Predictive(family(*parameters), batch_dims=axes) for parameters in replicas]
 
     def pool(self) -> Predictive:
         """Merge replicas and draws into one mixture of R·S components: a deep ensemble."""
@@ -170,7 +173,7 @@ class Predictive:
 
     @property
     def mean(self) -> Tensor:
-        """Mean in the user's units (``P(y = 1)`` for Bernoulli)."""
+        """Mean, in the units of ``y`` (``P(y = 1)`` for Bernoulli)."""
         return self._components.mean().mean(self._axis)
 
     @property
@@ -185,21 +188,21 @@ class Predictive:
 
     @property
     def epistemic(self) -> Tensor:
-        """Standard deviation of the draws' means: what more data would reduce."""
+        """Standard deviation of the components' means, which more data would reduce."""
         return self._between().sqrt()
 
     @property
     def aleatoric(self) -> Tensor:
-        """Standard deviation of the noise: the root of the draws' mean variance."""
+        """Standard deviation of the noise: the root of the components' mean variance."""
         return self._components.variance().mean(self._axis).sqrt()
 
     # Distribution --------------------------------------------------------------------------
 
     def log_prob(self, y: Tensor) -> Tensor:
-        """Return ``log p(y)`` in nats, ``(*batch_shape, N)``; outputs of a row count jointly.
+        """Return ``log p(y) = log mean_s p(y | s)`` in nats, shape ``(*batch_shape, N)``.
 
-        The mean over draws is taken inside the log and by log-sum-exp. Targets off a discrete
-        support have probability zero; NaN targets give NaN.
+        The density is joint over the outputs of a row. Targets outside a discrete support have
+        probability zero; NaN targets give NaN.
         """
         per_draw = self._components.log_prob(self._align(y))
         if self._output_shape:
@@ -207,12 +210,12 @@ class Predictive:
         return per_draw.logsumexp(self._axis) - math.log(self.num_components)
 
     def cdf(self, y: Tensor | float) -> Tensor:
-        """Return ``P(Y <= y)`` per row and output; ``y`` as for targets, or one number."""
+        """Return ``P(Y <= y)`` per row and output, for targets or one number ``y``."""
         return self._components.cdf(self._align(y)).mean(self._axis)
 
     @torch.no_grad()
     def quantile(self, q: float | Sequence[float] | Tensor) -> Tensor:
-        """Return the smallest ``y`` with ``cdf(y) >= q``, to float64 precision of the cdf.
+        """Return the smallest ``y`` with ``cdf(y) >= q``, to float64 precision.
 
         Args:
             q: A level in (0, 1), or K of them.
@@ -237,26 +240,19 @@ class Predictive:
             raise ConfigError(f"interval level must lie strictly between 0 and 1, got {level!r}")
         return Interval(self.quantile((1 - level) / 2), self.quantile((1 + level) / 2))
 
-    def sample(self, num_samples: int, *, generator: torch.Generator | None = None) -> Tensor:
-        """Draw ``(num_samples, *batch_shape, N[, O])`` outcomes, noise included.
+    def sample(self, num_draws: int, *, generator: torch.Generator | None = None) -> Tensor:
+        """Draw targets, noise included; shape ``(num_draws, *batch_shape, N[, O])``.
 
-        One sample follows one draw of the network through all its rows, with fresh noise per row.
+        Each draw uses one component (one draw of the network) for all rows, with independent
+        noise per row.
         """
-        check_positive_int("num_samples", num_samples)
+        check_positive_int("num_draws", num_draws)
         device = self._components.parameters[0].device
-        shape = (num_samples, *self.batch_shape)
-        draw = torch.randint(self.num_components, shape, generator=generator, device=device)
-
-        def choose(p: Tensor) -> Tensor:
-            rest = p.shape[self._axis + 1 :]
-            index = draw.reshape(*shape, 1, *[1] * len(rest)).expand(*shape, 1, *rest)
-            return (
-                p.expand(num_samples, *p.shape)
-                .gather(self._axis + 1, index)
-                .squeeze(self._axis + 1)
-            )
-
-        return self._components.map(choose).sample(generator)
+        shape = (num_draws, *self.batch_shape)
+        index = torch.randint(self.num_components, shape, generator=generator, device=device)
+        replica = torch.arange(math.prod(self.batch_shape), device=device).reshape(self.batch_shape)
+        index = index + self.num_components * replica
+        return self._components.map(lambda p: p.flatten(0, self._axis)[index]).sample(generator)
 
     # Classes -------------------------------------------------------------------------------
 
@@ -267,7 +263,7 @@ class Predictive:
 
     @property
     def mode(self) -> Tensor:
-        """Most probable class, int64; the lowest label among equals."""
+        """Most probable class, int64; the lowest label in case of ties."""
         return self.probs.argmax(-1)
 
     def entropy(self) -> Tensor:
@@ -275,12 +271,12 @@ class Predictive:
         return _entropy(self.probs)
 
     def mutual_information(self) -> Tensor:
-        """Entropy minus the draws' mean entropy, in nats: epistemic uncertainty, >= 0."""
+        """Entropy minus the components' mean entropy, in nats: epistemic uncertainty, >= 0."""
         within = _entropy(self._components.class_probs()).mean(self._axis)
         return (self.entropy() - within).clamp_min(0)
 
     def gaussian_components(self) -> tuple[Tensor, Tensor] | None:
-        """Return (loc, scale) of Gaussian components, for closed forms; else ``None``."""
+        """Return ``(loc, scale)`` if the components are Gaussian, else ``None``."""
         if not isinstance(self._components, Gaussian):
             return None
         loc, scale = self._components.parameters
@@ -291,16 +287,10 @@ class Predictive:
         """Whether outcomes are integers."""
         return self._components.discrete
 
-    # Inner rooms ---------------------------------------------------------------------------
-
-    def _with(self, change: Callable[[Tensor], Tensor]) -> Predictive:
-        return Predictive(self._components.map(change), batch_dims=self._axis)
-
-    def _replica(self, r: int) -> Predictive:
-        return Predictive(self._components.map(lambda p: p[r]), batch_dims=self._axis - 1)
+    # Private helpers -----------------------------------------------------------------------
 
     def _align(self, y: Tensor | float) -> Tensor:
-        """Bring targets to the components' layout, float64."""
+        """View targets in the layout of the components, as float64."""
         like = self._components.parameters[0]
         y = torch.as_tensor(y, dtype=like.dtype, device=like.device)
         if y.dim() == 0:
@@ -320,7 +310,7 @@ class Predictive:
         return self._components.log_prob(x.unsqueeze(self._axis)).exp().mean(self._axis)
 
     def _quantile(self, q: float) -> Tensor:
-        # Cantelli: any distribution's quantile is this close to its mean, so no search is needed.
+        # Cantelli's inequality bounds the distance of any quantile from the mean.
         mean, std = self.mean, self.std
         lower = mean - std * math.sqrt((1 - q) / q)
         upper = mean + std * math.sqrt(q / (1 - q))
@@ -335,7 +325,7 @@ def _entropy(probs: Tensor) -> Tensor:
 
 
 def _wide(**parameters: Tensor) -> list[Tensor]:
-    """Bring parameters to one shape and float64, refusing NaN and infinity by name."""
+    """Expand parameters to the shape of the first, in float64; raise if any is not finite."""
     for name, p in parameters.items():
         bad = ~torch.isfinite(p.detach())
         if bool(bad.any()):

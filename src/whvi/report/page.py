@@ -1,117 +1,198 @@
-"""One self-contained HTML page: no script, no request, every text escaped."""
+"""The report: a fitted estimator and a table with its target, as one self-contained HTML page."""
 
 from __future__ import annotations
 
-import html
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from importlib.resources import files
+from typing import TYPE_CHECKING, Any
 
-from whvi.report.pictures import Picture
+import numpy as np
+import torch
+from torch import Tensor
 
+import whvi
+from whvi.errors import ConfigError
+from whvi.predictive import Predictive
+from whvi.report import pictures, words
+from whvi.report.scores import label_numbers, score_labels, score_regression
+from whvi.report.words import count, level, listed, number, share
 
-@dataclass(frozen=True)
-class Table:
-    """Rows of texts under a head; columns from ``first_number`` on are aligned as numbers."""
+if TYPE_CHECKING:
+    import pandas as pd
 
-    head: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-    first_number: int = 1
+Rows = list[tuple[str, ...]]
 
-
-@dataclass(frozen=True)
-class Page:
-    """What stands on the page, in this order."""
-
-    title: str
-    source: str  # one line below the title
-    tiles: tuple[tuple[str, str], ...]  # figure, what it is
-    reading: tuple[str, ...]
-    warnings: tuple[str, ...]
-    scores: Table
-    pictures: tuple[Picture, ...]
-    effects: tuple[Picture, ...]
-    columns: Table
-    card: tuple[tuple[str, str], ...]
-    training: tuple[Picture, ...]
-    footer: str
+_MOST_CATEGORIES = 6
+_USUAL_SHARE = 0.03  # new extremes in this share of the rows are usual
 
 
-def render(page: Page) -> str:
-    """Return the page as HTML."""
-    style = files("whvi.report").joinpath("page.css").read_text(encoding="utf-8")
-    sections = [
-        f"<h1>{_text(page.title)}</h1>",
-        f'<p class="source">{_text(page.source)}</p>',
-        _tiles(page.tiles),
-        *(f'<p class="warning" role="note">{_text(each)}</p>' for each in page.warnings),
-        "<h2>In plain words</h2>",
-        _list(page.reading),
-        "<h2>Pictures</h2>",
-        _gallery(page.pictures),
-        "<h2>Scores</h2>",
-        _table(page.scores),
-    ]
-    if page.effects:
-        sections += ["<h2>What the columns do</h2>", _gallery(page.effects)]
-    sections += ["<h2>The data</h2>", _table(page.columns), "<h2>The model</h2>", _card(page.card)]
-    sections += [_gallery(page.training)] if page.training else []
-    return (
-        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        # nothing may be loaded from anywhere, whatever the data hold
-        '<meta http-equiv="Content-Security-Policy" content="default-src \'none\'; '
-        "style-src 'unsafe-inline'; img-src data:\">\n"
-        '<link rel="icon" href="data:,">\n'
-        f"<title>{_text(page.title)}</title>\n<style>\n{style}</style>\n</head>\n<body>\n<main>\n"
-        + "\n".join(sections)
-        + f"\n</main>\n<footer>{_text(page.footer)}</footer>\n</body>\n</html>\n"
-    )
+def build_report(
+    model: Any, x: pd.DataFrame, y: pd.Series, *, source: str = "table", main_level: float = 0.9
+) -> str:
+    """Return a self-contained HTML page with scores and plots of ``model`` on a table.
 
-
-def _text(value: str) -> str:
-    return html.escape(value, quote=True)
-
-
-def _tiles(tiles: Iterable[tuple[str, str]]) -> str:
-    items = (f"<li><b>{_text(figure)}</b><span>{_text(name)}</span></li>" for figure, name in tiles)
-    return f'<ul class="tiles">{"".join(items)}</ul>'
-
-
-def _list(sentences: Iterable[str]) -> str:
-    items = "\n".join(f"<li>{_text(sentence)}</li>" for sentence in sentences)
-    return f'<ul class="reading">\n{items}\n</ul>'
-
-
-def _gallery(pictures: Iterable[Picture]) -> str:
-    return '<div class="pictures">\n' + "\n".join(map(_figure, pictures)) + "\n</div>"
-
-
-def _figure(picture: Picture) -> str:
-    alternative = _text(f"{picture.title}. {picture.caption}")
-    svg = picture.svg.replace("<svg", f'<svg role="img" aria-label="{alternative}"', 1)
-    caption = f"<figcaption>{_text(picture.caption)}</figcaption>"
-    return f"<figure>\n<h3>{_text(picture.title)}</h3>\n{svg}\n{caption}\n</figure>"
-
-
-def _table(table: Table) -> str:
-    def row(cells: Sequence[str], tag: str) -> str:
-        kinds = ["" if k < table.first_number else ' class="number"' for k in range(len(cells))]
-        parts = (
-            f"<{tag}{kind}>{_text(cell)}</{tag}>" for kind, cell in zip(kinds, cells, strict=True)
+    Args:
+        model: A fitted ``WHVIRegressor`` (one target) or ``WHVIClassifier``.
+        x: The model's columns, by name.
+        y: True values or labels.
+        source: Name of the table, for the headline.
+        main_level: Level of the interval that is plotted and described first.
+    """
+    predictive = model.predict_dist(x)
+    if hasattr(model, "classes_"):
+        judged = _judge_labels(predictive, label_numbers(model.classes_, y), model.classes_)
+    elif model.n_outputs_ == 1:
+        values = torch.from_numpy(np.array(y, dtype=float))
+        judged = _judge_regression(predictive, values, main_level)
+    else:
+        raise ConfigError(
+            f"a report needs a model of one target, this one predicts {model.n_outputs_}: fit one "
+            f"model per target"
         )
-        return f"<tr>{''.join(parts)}</tr>"
-
-    body = "\n".join(row(cells, "td") for cells in table.rows)
-    head = row(table.head, "th")
-    return (
-        f'<div class="wide"><table><thead>{head}</thead>\n<tbody>\n{body}\n</tbody></table></div>'
+    columns = model.schema_.columns
+    return render(
+        title=f"How well is {model.target_name_} predicted?",
+        source=f"{source}: {count(len(x), 'row')}, {count(len(columns), 'column')}",
+        warnings=data_warnings(model.schema_, x),
+        effects=pictures.effect_pictures(model, x),
+        columns=[_describe(column, x[column.name]) for column in columns],
+        card=model_card(model),
+        training=pictures.training_pictures(model.history_, model.model_),
+        version=whvi.__version__,
+        **judged,
     )
 
 
-def _card(card: Iterable[tuple[str, str]]) -> str:
-    rows = "\n".join(
-        f"<tr><th scope='row'>{_text(name)}</th><td>{_text(value)}</td></tr>"
-        for name, value in card
+def render(**content: Any) -> str:
+    """Fill the template ``page.html``; every text is escaped, only the SVG of a plot is not."""
+    import jinja2
+
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("whvi.report", ""),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
-    return f'<div class="wide"><table class="card"><tbody>\n{rows}\n</tbody></table></div>'
+    return environment.get_template("page.html").render(content)
+
+
+def _judge_regression(predictive: Predictive, y: Tensor, main_level: float) -> dict[str, Any]:
+    levels = sorted({0.5, 0.8, 0.95, main_level}, key=lambda each: (each != main_level, each))
+    scores = score_regression(predictive, y, levels=levels)
+    first = scores.intervals[0]
+    table: Rows = [
+        ("rows", number(scores.num_rows)),
+        ("root mean squared error", number(scores.rmse)),
+        ("mean absolute error", number(scores.mae)),
+        ("R²", number(scores.r2)),
+        ("mean negative log-likelihood (nats)", number(scores.mnll)),
+        ("CRPS", number(scores.crps)),
+        ("calibration error (0 is best, ½ is worst)", number(scores.calibration_error)),
+    ]
+    for each in sorted(scores.intervals, key=lambda interval: interval.level):
+        table.append((f"coverage of {level(each.level)} intervals", share(each.coverage)))
+        table.append((f"median width of {level(each.level)} intervals", number(each.median_width)))
+    return {
+        "tiles": [
+            (number(scores.rmse), "root mean squared error"),
+            (share(scores.r2), "of the variance explained"),
+            (share(first.coverage), f"inside {level(first.level)} intervals"),
+            (number(scores.mnll), "negative log-likelihood (nats per row)"),
+        ],
+        "sentences": words.regression_sentences(scores, predictive, y),
+        "scores": table,
+        "pictures": pictures.regression_pictures(predictive, y, level=main_level),
+    }
+
+
+def _judge_labels(predictive: Predictive, labels: Tensor, classes: np.ndarray) -> dict[str, Any]:
+    scores = score_labels(predictive, labels)
+    table: Rows = [
+        ("rows", number(scores.num_rows)),
+        ("accuracy", share(scores.accuracy)),
+        ("accuracy of the most frequent class", share(scores.accuracy_of_most_frequent)),
+        ("log loss (nats)", number(scores.log_loss)),
+        ("Brier score", number(scores.brier)),
+        ("expected calibration error", share(scores.ece)),
+        ("mean confidence", share(scores.mean_confidence)),
+    ]
+    if scores.auroc is not None:
+        table.append(("area under the ROC curve", number(scores.auroc)))
+    return {
+        "tiles": [
+            (share(scores.accuracy), "accuracy"),
+            (share(scores.mean_confidence), "mean confidence"),
+            (number(scores.log_loss), "log loss (nats per row)"),
+            (share(scores.ece), "expected calibration error"),
+        ],
+        "sentences": words.label_sentences(scores, predictive, labels),
+        "scores": table,
+        "pictures": pictures.label_pictures(predictive, labels, [str(name) for name in classes]),
+    }
+
+
+def _describe(column: Any, values: pd.Series) -> tuple[str, ...]:
+    """Describe a column of the table beside its range in training."""
+    seen = ""
+    if column.categories is not None:
+        seen = count(len(column.categories), "value")
+    elif column.minimum is not None:
+        seen = f"{number(column.minimum)} to {number(column.maximum)}"
+    if column.categories is None and values.dtype.kind in "fiub":
+        numbers = values.to_numpy(dtype=np.float64, na_value=np.nan)
+        quantiles = np.nanquantile(numbers, [0, 0.5, 1])
+        return (column.name, column.kind, "", *map(number, quantiles), seen)
+    counts = values.astype(str).value_counts()
+    shown = ", ".join(f"{name} ({amount:,})" for name, amount in counts[:_MOST_CATEGORIES].items())
+    rest = len(counts) - _MOST_CATEGORIES
+    shown += f", {rest} more" if rest > 0 else ""
+    return (column.name, column.kind, shown, "", "", "", seen)
+
+
+def data_warnings(schema: Any, x: pd.DataFrame) -> list[str]:
+    """Name the columns with categories or ranges that training did not have."""
+    warnings = [
+        f"Column {name!r} has categories that training did not have: "
+        f"{listed([str(value) for value in values])}. The model treats them as unknown."
+        for name, values in schema.unseen(x).items()
+        if len(values)
+    ]
+    for column in schema.columns:
+        if column.kind != "numeric" or column.minimum is None:
+            continue
+        values = x[column.name].to_numpy(dtype=np.float64, na_value=np.nan)
+        outside = int(((values < column.minimum) | (values > column.maximum)).sum())
+        if outside > _USUAL_SHARE * len(values):
+            warnings.append(
+                f"Column {column.name!r} is outside its range in training "
+                f"({number(column.minimum)} to {number(column.maximum)}) in "
+                f"{count(outside, 'row')} of {len(values):,}: there the model extrapolates."
+            )
+    return warnings
+
+
+def model_card(model: Any) -> list[tuple[str, str]]:
+    """Describe how a fitted estimator was trained, as names and values."""
+    training = model.training_summary_
+    units = "" if hasattr(model, "classes_") else ", for the standardized target"
+
+    def nats(mnll: float | None) -> str:
+        return "not scored" if mnll is None else f"{number(mnll)} nats{units}"
+
+    card = [
+        ("estimator", type(model).__name__),
+        ("target", ", ".join(model.schema_.target_names)),
+        ("columns", str(len(model.schema_.columns))),
+        ("training rows", number(training["num_rows"])),
+        ("likelihood", str(model.likelihood_)),
+        ("networks in the ensemble", number(training["num_members"])),
+        ("hidden layers", " × ".join(map(str, training["hidden_layer_sizes"])) or "none"),
+        ("parameters of one network", number(training["num_parameters"])),
+        ("steps", f"{number(training['steps'])} of {number(training['batch_size'])} rows"),
+        ("learning rate", number(training["learning_rate"])),
+        ("weight of the KL", f"{number(training['beta'])} (1 is the evidence lower bound)"),
+        ("seconds", number(round(float(training["seconds"]), 1))),
+        ("MNLL on held-out rows", nats(training["validation_mnll"])),
+    ]
+    for candidate in model.candidates_ if len(model.candidates_) > 1 else []:
+        card.append((f"with {candidate['likelihood']}", nats(candidate["validation_mnll"])))
+    return card

@@ -1,188 +1,83 @@
-"""The pictures of a page: inline SVG whose ink is the colour of the page's text."""
+"""The plots of the report: inline SVG in the text color of the page."""
 
 from __future__ import annotations
 
 import contextlib
+import zlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from torch import Tensor
+import numpy as np
+import torch
+from torch import Tensor, nn
 
-from whvi.plots import (
-    new_figure,
-    plot_calibration,
-    plot_confusion,
-    plot_covariance,
-    plot_coverage,
-    plot_effect,
-    plot_elbo,
-    plot_error_by_std,
-    plot_kl,
-    plot_noise,
-    plot_pit,
-    plot_predicted_against_true,
-    plot_reliability,
-    plot_risk_coverage,
-    svg_text,
-)
-from whvi.plots.effects import Effect
+from whvi import plots
+from whvi.layers.linear import RandomLinear
+from whvi.plots.figures import shortened
 from whvi.predictive import Predictive
 from whvi.report.scores import pit_values
-from whvi.report.text import number
+from whvi.report.words import number
 from whvi.training.history import History
 
 if TYPE_CHECKING:
+    import pandas as pd
     from matplotlib.axes import Axes
 
-_INK = "#010203"  # stands for the page's text colour until the graphic is in the page
-_WIDTH, _HEIGHT = 4.6, 3.7  # inches: one picture fills a phone, two stand side by side elsewhere
+_INK = "#010203"  # placeholder of the page's text color
 _INK_SETTINGS = ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color")
+_WIDTH, _HEIGHT = 4.6, 3.7  # inches
+_MOST_EFFECTS, _EFFECT_VALUES, _EFFECT_ROWS, _MOST_CATEGORIES = 12, 11, 50, 8
+_COVARIANCE_SIDE, _COVARIANCE_DRAWS = 8, 400
+
+
+_CAPTIONS = {
+    "Predicted against true": "Each dot is a row, each vertical line its interval. On the dashed "
+    "line predictions are exact; red intervals miss the true value.",
+    "Calibration": "The share of true values below the predicted quantile of each probability. "
+    "Calibrated predictions follow the dashed line, up to chance (grey band).",
+    "Coverage by level": "The share of true values inside the central interval of each level. "
+    "Below the dashed line intervals are too narrow, above it wider than necessary.",
+    "Where true values fall in their predictions": "The histogram is flat for calibrated "
+    "predictions. High ends: overconfident. A high middle: underconfident. A slope: predictions "
+    "that are too low or too high overall.",
+    "Error against predicted deviation": "The orange line compares actual with predicted errors, "
+    "in groups of equally many rows; it follows the dashed line if the deviations are right.",
+    "Error over the most certain rows": "The error if only the rows with the least uncertainty are "
+    "kept. If the curve rises to the right, the uncertainty can be used to rank rows.",
+    "Reliability": "Accuracy against the confidence of the model. Dots below the dashed line: "
+    "overconfident. Bars: the share of rows with that confidence.",
+    "Confusion": "Rows of each true class (down) by predicted label (across); the shade is the "
+    "share of the true class.",
+    "Wrong labels among the most certain rows": "The share of wrong labels if only the rows with "
+    "the least uncertainty are kept.",
+    "Training: objective": "What training maximizes, on batches of training rows; it should have "
+    "leveled off. Thin lines: members of the ensemble.",
+    "Training: KL divergence": "The divergence of the posterior from the prior, in nats, of all "
+    "layers and of each. Thin lines: members of the ensemble.",
+    "Training: noise": "Logarithms of the noise parameters, for the standardized target.",
+    "Correlation of weights": "Red: two weights increase together under the posterior; blue: one "
+    "decreases as the other increases.",
+}
 
 
 @dataclass(frozen=True)
 class Picture:
-    """One graphic with what it shows in words."""
+    """A plot with a title and a caption that says how to read it."""
 
     title: str
     svg: str
-    caption: str  # how to read it
+    caption: str
 
 
-def regression_pictures(predictive: Predictive, y: Tensor, *, level: float) -> list[Picture]:
-    """Draw predictions, calibration, PIT, coverage, errors and risk of one output."""
-    lower, upper = predictive.interval(level)
-    mean, std, pit = predictive.mean, predictive.std, pit_values(predictive, y)
-    num_bins = min(20, max(4, len(y) // 15))
-    return [
-        _draw(
-            "Predicted against true",
-            lambda ax: plot_predicted_against_true(ax, y, mean, lower, upper, level=level),
-            "Each dot is a row, each vertical line its interval. On the dashed line a prediction "
-            "is exact; red intervals miss the true value.",
-        ),
-        _draw(
-            "Calibration",
-            lambda ax: plot_calibration(ax, pit),
-            "How many true values lie below the predicted quantile of each probability. Honest "
-            "predictions follow the dashed line; chance alone keeps them in the grey band.",
-        ),
-        _draw(
-            "Coverage by level",
-            lambda ax: plot_coverage(ax, pit),
-            "How many true values lie inside the central interval of each level. Below the dashed "
-            "line intervals are too narrow, above it wider than need be.",
-        ),
-        _draw(
-            "Where true values fall in their predictions",
-            lambda ax: plot_pit(ax, pit, num_bins=num_bins),
-            "The histogram is flat for honest predictions; high ends mean too sure, a high middle "
-            "too careful, a slope predictions that are too low or too high throughout.",
-        ),
-        _draw(
-            "Error against predicted deviation",
-            lambda ax: plot_error_by_std(ax, mean - y, std),
-            "The orange line compares the size of the errors with what was predicted, in groups of "
-            "equally many rows; it follows the dashed line if the model knows its errors.",
-        ),
-        _draw(
-            "Error over the surest rows",
-            lambda ax: plot_risk_coverage(ax, (mean - y).square(), std),
-            "The error if only the rows are kept that the model is surest of. A curve that rises "
-            "to the right means that its uncertainty can be relied on to sort rows.",
-        ),
-    ]
-
-
-def label_pictures(predictive: Predictive, labels: Tensor, names: Sequence[str]) -> list[Picture]:
-    """Draw reliability, confusion and risk of a classification."""
-    predicted = predictive.mode
-    return [
-        _draw(
-            "Reliability",
-            lambda ax: plot_reliability(ax, predictive.probs, labels),
-            "How often the predicted label is right, against how sure the model was. Dots below "
-            "the dashed line: too sure. Bars: the share of rows with that confidence.",
-        ),
-        _draw(
-            "Confusion",
-            lambda ax: plot_confusion(ax, predicted, labels, names),
-            "Rows of each true class (down) by predicted label (across); the shade is the share "
-            "of the true class.",
-        ),
-        _draw(
-            "Wrong labels among the surest rows",
-            lambda ax: plot_risk_coverage(
-                ax, (predicted != labels).double(), predictive.entropy(), risk="error rate"
-            ),
-            "The share of wrong labels if only the rows are kept that the model is surest of.",
-        ),
-    ]
-
-
-def training_pictures(history: History) -> list[Picture]:
-    """Draw the objective, the KL of model and layers, and the noise."""
-    pictures = [
-        _draw(
-            "Training: the objective",
-            lambda ax: plot_elbo(ax, history),
-            "What training maximises, on batches of training rows, one thin line for each member; "
-            "it should have levelled off.",
-        ),
-        _draw(
-            "Training: what the weights have learnt",
-            lambda ax: plot_kl(ax, history),
-            "The divergence of posterior from prior, in nats, of all layers and of each; one thin "
-            "line for each member.",
-        ),
-    ]
-    if history.noise and history.noise[0]:
-        pictures.append(
-            _draw(
-                "Training: the noise",
-                lambda ax: plot_noise(ax, history),
-                "Logarithms of the noise parameters, in standard units of the target.",
-            )
-        )
-    return pictures
-
-
-def effect_picture(
-    effect: Effect, *, name: str, target: str, data: Tensor | None, ends: tuple[float, float]
-) -> Picture:
-    """Draw what one feature does to the mean prediction, on a vertical axis shared by all."""
-
-    def draw(ax: Axes) -> None:
-        plot_effect(ax, effect, name=name, data=data)
-        ax.set(ylabel=target, ylim=ends)
-
-    spread = (effect.mean.max() - effect.mean.min()).item()
-    band = " The band is what the model does not know of it." if effect.band is not None else ""
-    return _draw(
-        f"Effect of {name}",
-        draw,
-        f"The mean prediction as only this column varies; it moves by {number(spread)}.{band}",
-    )
-
-
-def covariance_picture(covariance: Tensor, *, layer: str) -> Picture:
-    """Draw the correlations of some weights of a layer."""
-    return _draw(
-        "Correlation of weights",
-        lambda ax: plot_covariance(
-            ax, covariance, f"{covariance.shape[0]} weights of layer {layer}"
-        ),
-        "Red: two weights rise together under the posterior; blue: one falls as the other rises.",
-    )
-
-
-def _draw(title: str, draw: Callable[[Axes], None], caption: str) -> Picture:
-    name = "".join(letter if letter.isascii() and letter.isalnum() else "-" for letter in title)
+def _draw(title: str, plot: Callable[..., None], *args: Any, **options: Any) -> Picture:
+    """Call ``plot(axes, *args, **options)`` on new axes."""
     with _page_ink():
-        figure = new_figure(width=_WIDTH, height=_HEIGHT)
-        draw(figure.axes[0])
-        svg = svg_text(figure, name=name.lower())
-    return Picture(title, svg.replace(_INK, "currentColor"), caption)
+        figure = plots.new_figure(width=_WIDTH, height=_HEIGHT)
+        plot(figure.axes[0], *args, **options)
+        svg = plots.svg_text(figure, name=f"p{zlib.crc32(title.encode()):08x}")
+    return Picture(title, svg.replace(_INK, "currentColor"), _CAPTIONS.get(title, ""))
 
 
 @contextlib.contextmanager
@@ -194,3 +89,125 @@ def _page_ink() -> Iterator[None]:
     settings["text.parse_math"] = False  # a dollar sign in a name is a dollar sign
     with mpl.rc_context(settings):
         yield
+
+
+def regression_pictures(predictive: Predictive, y: Tensor, *, level: float) -> list[Picture]:
+    """Plot predictions, calibration, PIT, coverage, errors and risk of one output."""
+    lower, upper = predictive.interval(level)
+    mean, std, pit = predictive.mean, predictive.std, pit_values(predictive, y)
+    against_true = partial(plots.plot_predicted_against_true, level=level)
+    bins = min(20, max(4, len(y) // 15))
+    return [
+        _draw("Predicted against true", against_true, y, mean, lower, upper),
+        _draw("Calibration", plots.plot_calibration, pit),
+        _draw("Coverage by level", plots.plot_coverage, pit),
+        _draw("Where true values fall in their predictions", plots.plot_pit, pit, num_bins=bins),
+        _draw("Error against predicted deviation", plots.plot_error_by_std, mean - y, std),
+        _draw("Error over the most certain rows", plots.plot_risk_coverage, (mean - y) ** 2, std),
+    ]
+
+
+def label_pictures(predictive: Predictive, labels: Tensor, names: Sequence[str]) -> list[Picture]:
+    """Plot reliability, confusion and risk of a classification."""
+    predicted, entropy = predictive.mode, predictive.entropy()
+    wrong, risk = (
+        (predicted != labels).double(),
+        partial(plots.plot_risk_coverage, risk="error rate"),
+    )
+    return [
+        _draw("Reliability", plots.plot_reliability, predictive.probs, labels),
+        _draw("Confusion", plots.plot_confusion, predicted, labels, names),
+        _draw("Wrong labels among the most certain rows", risk, wrong, entropy),
+    ]
+
+
+def effect_pictures(model: Any, x: pd.DataFrame) -> list[Picture]:
+    """Plot the effect of the first columns, the strongest first, on a common vertical axis."""
+    classes = getattr(model, "classes_", None)
+    label, target = None, model.target_name_
+    if classes is not None:
+        label, target = len(classes) - 1, f"P({classes[-1]})"
+    sample = x.iloc[np.unique(np.linspace(0, len(x) - 1, _EFFECT_ROWS).astype(int))]
+    effects: dict[str, plots.Effect] = {}
+    for column in model.schema_.columns[:_MOST_EFFECTS]:
+        name, values = column.name, _effect_values(column, x[column.name])
+        if len(values) > 1:
+            predict = partial(_predict_with, model, sample, name)
+            effects[name] = plots.feature_effect(predict, values, label=label)
+    if not effects:
+        return []
+    ends = _common_range(list(effects.values()))
+    strongest = sorted(effects, key=lambda name: -_strength(effects[name]))
+    return [_effect_picture(effects[name], x[name], target, ends) for name in strongest]
+
+
+def _predict_with(model: Any, sample: pd.DataFrame, name: str, value: Any) -> Predictive:
+    predictive: Predictive = model.predict_dist(sample.assign(**{name: value}))
+    return predictive
+
+
+def _strength(effect: plots.Effect) -> float:
+    return (effect.mean.max() - effect.mean.min()).item()
+
+
+def _common_range(effects: list[plots.Effect]) -> tuple[float, float]:
+    """Return the range of all effects and their bands, with a margin."""
+    curves = [curve for each in effects for curve in (each.mean, *(each.band or ()))]
+    low, high = (end.item() for end in torch.aminmax(torch.cat(curves)))
+    margin = 0.05 * (high - low) or 1.0
+    return low - margin, high + margin
+
+
+def _effect_values(column: Any, series: pd.Series) -> list[Any]:
+    if column.kind == "numeric":
+        numbers = series.to_numpy(dtype=np.float64, na_value=np.nan)
+        grid = np.nanquantile(numbers, np.linspace(0.02, 0.98, _EFFECT_VALUES))
+        values: list[Any] = np.unique(grid).tolist()
+        return values
+    return sorted(series.dropna().value_counts().index[:_MOST_CATEGORIES], key=str)
+
+
+def _effect_picture(
+    effect: plots.Effect, series: pd.Series, target: str, ends: tuple[float, float]
+) -> Picture:
+    name = str(series.name)
+    numeric = series.dtype.kind in "fiu"
+    data = torch.tensor(series.tolist(), dtype=torch.float64) if numeric else None
+
+    def draw(ax: Axes) -> None:
+        plots.plot_effect(ax, effect, name=name, data=data)
+        ax.set(ylabel=shortened(target, 30), ylim=ends)
+
+    band = " The band is the uncertainty about the model." if effect.band is not None else ""
+    strength = number(_strength(effect))
+    caption = f"The mean prediction when only this column varies; it changes by {strength}.{band}"
+    return replace(_draw(f"Effect of {name}", draw), caption=caption)
+
+
+def training_pictures(history: History, network: nn.Module) -> list[Picture]:
+    """Plot objective, KL and noise over the steps, and correlations of weights."""
+    pictures = []
+    if len(history):
+        pictures.append(_draw("Training: objective", plots.plot_elbo, history))
+        pictures.append(_draw("Training: KL divergence", plots.plot_kl, history))
+    if history.noise and history.noise[0]:
+        pictures.append(_draw("Training: noise", plots.plot_noise, history))
+    return pictures + _covariance_pictures(network)
+
+
+@torch.no_grad()
+def _covariance_pictures(network: nn.Module) -> list[Picture]:
+    """Plot correlations of the first weights of the widest Bayesian layer, first member."""
+    layers = [(n, m) for n, m in network.named_modules() if isinstance(m, RandomLinear)]
+    if not layers:
+        return []
+    name, layer = max(layers, key=lambda pair: pair[1].in_features * pair[1].out_features)
+    generator = torch.Generator().manual_seed(0)
+    draws = []
+    for _ in range(_COVARIANCE_DRAWS):
+        weight = layer.sample_weight(generator=generator)
+        corner = weight.reshape(-1, *weight.shape[-2:])[0, :_COVARIANCE_SIDE, :_COVARIANCE_SIDE]
+        draws.append(corner.flatten())
+    covariance = torch.cov(torch.stack(draws).T)
+    title = f"{len(covariance)} weights of layer {name}"
+    return [_draw("Correlation of weights", plots.plot_covariance, covariance, title)]

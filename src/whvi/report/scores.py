@@ -1,15 +1,16 @@
-"""How good the predictions for a table are: frozen records of numbers."""
+"""Scores of the predictions for a table, as frozen records of numbers."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from whvi.errors import ShapeError
+from whvi.errors import DataError, ShapeError
 from whvi.metrics import accuracy, auroc, brier, calibration_error, coverage, crps, ece, mnll, rmse
 from whvi.predictive import Predictive
 
@@ -18,10 +19,10 @@ LEVELS = (0.5, 0.8, 0.9, 0.95)
 
 @dataclass(frozen=True)
 class IntervalScore:
-    """How the central intervals of one level did."""
+    """Scores of the central intervals of one level."""
 
     level: float
-    coverage: float  # share of targets inside
+    coverage: float  # fraction of targets inside
     median_width: float  # in units of the target
 
 
@@ -31,13 +32,13 @@ class RegressionScores:
 
     num_rows: int
     rmse: float
-    rmse_of_mean: float  # of always predicting the mean of these rows
+    rmse_of_mean: float  # if the mean of these rows were always predicted
     mae: float
     r2: float  # NaN for a constant target
     mnll: float
     crps: float
     calibration_error: float
-    epistemic_share: float  # of the predicted variance
+    epistemic_share: float  # fraction of the predicted variance
     intervals: tuple[IntervalScore, ...]
 
     def as_dict(self) -> dict[str, Any]:
@@ -51,12 +52,12 @@ class LabelScores:
 
     num_rows: int
     accuracy: float
-    accuracy_of_most_frequent: float  # of always predicting the most frequent class of these rows
+    accuracy_of_most_frequent: float  # if the most frequent class of these rows were predicted
     log_loss: float
     brier: float
     ece: float
     mean_confidence: float
-    auroc: float | None  # two classes, both present
+    auroc: float | None  # for two classes, both present
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain values, ready for JSON."""
@@ -71,7 +72,7 @@ def score_regression(
     Args:
         predictive: One output, no replicas, N rows.
         y: True values, shape ``(N,)``.
-        levels: Of the intervals to judge.
+        levels: Levels of the intervals to score.
     """
     y = y.double()
     mean = predictive.mean
@@ -82,6 +83,7 @@ def score_regression(
         )
     deviation = rmse(y.mean().expand_as(y), y)
     error = rmse(mean, y)
+    total = predictive.variance.mean()
     return RegressionScores(
         num_rows=len(y),
         rmse=error.item(),
@@ -91,27 +93,15 @@ def score_regression(
         mnll=mnll(predictive.log_prob(y)).item(),
         crps=crps(predictive, y).item(),
         calibration_error=calibration_error(pit_values(predictive, y)).item(),
-        epistemic_share=_epistemic_share(predictive),
+        epistemic_share=(predictive.epistemic.square().mean() / total).item(),  # NaN without any
         intervals=tuple(_score_interval(predictive, y, level) for level in levels),
     )
 
 
-def score_labels(predictive: Predictive, labels: Tensor) -> LabelScores:
-    """Score predictions of classes; ``labels`` are whole numbers 0, …, C − 1, shape ``(N,)``."""
-    probs, labels = predictive.probs, labels.long()
-    frequent = labels.bincount().max().item() / len(labels)
-    both = probs.shape[-1] == 2 and len(labels.unique()) == 2
-    chosen = probs.gather(-1, labels.unsqueeze(-1)).squeeze(-1)
-    return LabelScores(
-        num_rows=len(labels),
-        accuracy=accuracy(predictive.mode, labels).item(),
-        accuracy_of_most_frequent=frequent,
-        log_loss=mnll(chosen.log()).item(),
-        brier=brier(probs, labels).item(),
-        ece=ece(probs, labels).item(),
-        mean_confidence=probs.max(-1).values.mean().item(),
-        auroc=auroc(probs[:, 1], labels).item() if both else None,
-    )
+def _score_interval(predictive: Predictive, y: Tensor, level: float) -> IntervalScore:
+    lower, upper = predictive.interval(level)
+    inside = coverage(lower, upper, y).item()
+    return IntervalScore(level, inside, (upper - lower).median().item())
 
 
 def pit_values(predictive: Predictive, y: Tensor) -> Tensor:
@@ -120,12 +110,34 @@ def pit_values(predictive: Predictive, y: Tensor) -> Tensor:
     return (below + predictive.cdf(y - 1)) / 2 if predictive.discrete else below
 
 
-def _epistemic_share(predictive: Predictive) -> float:
-    total = predictive.variance.mean()
-    return (predictive.epistemic.square().mean() / total).item() if total > 0 else float("nan")
+def score_labels(predictive: Predictive, labels: Tensor) -> LabelScores:
+    """Score predictions of classes; ``labels`` are integers 0, …, C − 1, shape ``(N,)``."""
+    probs, labels = predictive.probs, labels.long()
+    both = probs.shape[-1] == 2 and len(labels.unique()) == 2
+    chosen = probs.gather(-1, labels.unsqueeze(-1)).squeeze(-1)
+    return LabelScores(
+        num_rows=len(labels),
+        accuracy=accuracy(predictive.mode, labels).item(),
+        accuracy_of_most_frequent=labels.bincount().max().item() / len(labels),
+        log_loss=mnll(chosen.log()).item(),
+        brier=brier(probs, labels).item(),
+        ece=ece(probs, labels).item(),
+        mean_confidence=probs.max(-1).values.mean().item(),
+        auroc=auroc(probs[:, 1], labels).item() if both else None,
+    )
 
 
-def _score_interval(predictive: Predictive, y: Tensor, level: float) -> IntervalScore:
-    lower, upper = predictive.interval(level)
-    inside = coverage(lower, upper, y).item()
-    return IntervalScore(level, inside, (upper - lower).median().item())
+def label_numbers(classes: Iterable[Any], y: Iterable[Any]) -> Tensor:
+    """Return the position of every label in ``classes``; raise if one is not there."""
+    places = {str(name): k for k, name in enumerate(classes)}
+    numbers = []
+    for row, value in enumerate(y):
+        if str(value) not in places and isinstance(value, float) and value == int(value):
+            value = int(value)  # 1.0 in a table, 1 among the classes
+        if str(value) not in places:
+            raise DataError(
+                f"row {row + 1} has the label {str(value)!r}, which training did not have; "
+                f"expected one of {', '.join(map(repr, list(places)[:10]))}"
+            )
+        numbers.append(places[str(value)])
+    return torch.tensor(numbers)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from whvi.errors import MissingDependencyError
+import os
+
+from whvi.errors import MissingDependencyError, ModelFileError
 
 try:
     import pandas  # noqa: F401 - to say what is missing before anything else fails
@@ -15,6 +17,21 @@ except ImportError as error:
 from whvi.tabular.classifier import WHVIClassifier
 from whvi.tabular.fastfood import FastfoodFeatures
 from whvi.tabular.gp import WHVIGPRegressor
+from whvi.tabular.modelfile import read_model_file
 from whvi.tabular.regressor import WHVIRegressor
 
-__all__ = ["FastfoodFeatures", "WHVIClassifier", "WHVIGPRegressor", "WHVIRegressor"]
+__all__ = ["FastfoodFeatures", "WHVIClassifier", "WHVIGPRegressor", "WHVIRegressor", "load_model"]
+
+
+def load_model(path: str | os.PathLike[str]) -> WHVIRegressor | WHVIClassifier:
+    """Load the fitted estimator that a model file holds, whichever class it is of.
+
+    Raises:
+        ModelFileError: The file is damaged, does not fit its description, or is of another version.
+    """
+    content = read_model_file(path)
+    name = content.document.get("estimator")
+    for estimator in (WHVIRegressor, WHVIClassifier):
+        if name == estimator.__name__:
+            return estimator.from_content(content)
+    raise ModelFileError(f"{path} holds an unknown estimator: {name!r:.80}")

@@ -1,4 +1,4 @@
-"""What the regressor and the classifier share: from a table to a trained ensemble and back."""
+"""What the regressor and the classifier share: from a table to a trained ensemble and its file."""
 
 from __future__ import annotations
 
@@ -7,49 +7,71 @@ import os
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
+import numpy as np
 import pandas as pd
 import torch
 from numpy.typing import NDArray
+from scipy import sparse
 from sklearn.base import BaseEstimator
 from sklearn.utils import check_random_state
-from sklearn.utils.validation import check_is_fitted, validate_data
+from sklearn.utils.validation import check_array, check_is_fitted, validate_data
 from torch import Tensor
-from torch.nn import functional as F
 
 from whvi._checks import check_positive_int
-from whvi.errors import ConfigError
-from whvi.layers.protocol import kl_per_layer
+from whvi.errors import ConfigError, DataError, ModelFileError
 from whvi.predictive import Predictive
-from whvi.tabular.architecture import Architecture
 from whvi.tabular.calibration import calibrate
-from whvi.tabular.ensemble import Ensemble, by_row
-from whvi.tabular.inputs import Standardizer
-from whvi.tabular.modelfile import ModelFile, read_model_file, write_model_file
-from whvi.tabular.plan import Plan, plan_for
-from whvi.tabular.schema import learn_schema
-from whvi.tabular.storage import content_of, restored
-from whvi.tabular.tables import as_table
-from whvi.tabular.training import Session, Trained, train_ensemble
+from whvi.tabular.inputs import Kind, Standardizer, TableSchema
+from whvi.tabular.modelfile import (
+    ModelFile,
+    load_tensors,
+    predictor_of,
+    read_model_file,
+    refusing_false_descriptions,
+    write_model_file,
+)
+from whvi.tabular.predictor import Architecture, Functions, Predictor, threads_for
+from whvi.tabular.training import FEW_ROWS, Plan, Session, Trained, plan_for, train_ensemble
 from whvi.training.history import History, StepRecord
-from whvi.training.memory import keep_freed_memory
+from whvi.training.process import keep_freed_memory
 
 _MIN_NLL_GAIN = 0.05
 """Nats per held-out row by which a later candidate must win: a second head costs the first one."""
 
-_ROW_MULTIPLE = 64
-"""Blocks are filled up to a multiple of it: vectorised sums treat the last columns differently."""
+_SUMMARIES = ("training_summary_", "candidates_", "noise_factor_")
+_PLAIN = (bool, int, float, str, type(None))
 
 Callback = Callable[[StepRecord], None]
 Self = TypeVar("Self", bound="WHVIEstimator")
 
 
-class _Fitted(NamedTuple):
+class Targets(NamedTuple):
+    """What the networks are to predict.
+
+    Attributes:
+        values: ``(N, outputs)`` as the networks see them: standard units, counts, class numbers.
+        num_outputs: Target columns, or classes.
+        names, kind: For the schema.
+        scaling: From standard units to the user's, if there is one.
+        classes: Labels in the order of their numbers, if they are labels.
+    """
+
+    values: Tensor
+    num_outputs: int
+    names: tuple[str, ...]
+    kind: Kind = "numeric"
+    scaling: Standardizer | None = None
+    classes: NDArray[Any] | None = None
+
+
+class _Candidate(NamedTuple):
     mnll: float  # of held-out rows
-    architecture: Architecture
     trained: Trained
+    functions: Functions
     noise_factor: float
 
 
@@ -60,6 +82,7 @@ class WHVIEstimator(BaseEstimator, ABC):  # type: ignore[misc]  # scikit-learn h
     posterior: str
     n_members: int | None
     max_iter: int | None
+    beta: float | None
     validation_fraction: float | None
     imputer: str | None
     num_draws: int
@@ -67,112 +90,123 @@ class WHVIEstimator(BaseEstimator, ABC):  # type: ignore[misc]  # scikit-learn h
     device: str
     verbose: int
 
-    # Fitting -------------------------------------------------------------------------------
+    # Fitting -----------------------------------------------------------------------------------
 
     @abstractmethod
     def _candidates(self, num_rows: int) -> tuple[str, ...]:
         """Return the likelihoods to try, the preferred one first."""
 
-    def _fit_network(
-        self,
-        table: pd.DataFrame,
-        targets: Tensor,
-        num_outputs: int,
+    @abstractmethod
+    def _targets(self, y: Any, num_rows: int) -> Targets:
+        """Check targets and turn them into what networks predict."""
+
+    def fit(
+        self: Self,
+        X: Any,
+        y: Any,
         *,
-        named: bool,
-        target_names: Sequence[str],
-        checkpoint: str | os.PathLike[str] | None,
-        callbacks: Sequence[Callback],
-    ) -> Trained:
-        """Learn schema, scaling and networks; ``targets (N, ...)`` are what the network sees."""
+        checkpoint: str | os.PathLike[str] | None = None,
+        callbacks: Sequence[Callback] = (),
+    ) -> Self:
+        """Fit the ensemble.
+
+        Args:
+            X: Frame or array ``(N, d)``.
+            y: Targets ``(N,)``, for a regression also ``(N, O)``; labels of any kind.
+            checkpoint: Folder; a fit of the same data and options that was stopped goes on from
+                there and ends bitwise as if it had not been.
+            callbacks: Each is called with every :class:`whvi.training.history.StepRecord`.
+        """
         start = time.perf_counter()
         keep_freed_memory()
         self._check_options()
-        seed = int(check_random_state(self.random_state).randint(2**31 - 1))
-        schema = learn_schema(
-            table, named=named, target_names=target_names, impute=self.imputer is not None
+        table, named = self._table(X, reset=True)
+        targets = self._targets(y, len(table))
+        schema = TableSchema.learn(
+            table,
+            named=named,
+            target_names=targets.names,
+            target_kind=targets.kind,
+            impute=self.imputer is not None,
         )
         encoded = schema.encode(table)
         scaling = Standardizer.fit(encoded)
-        x = scaling.network_inputs(encoded, self.device)
-        targets = targets.to(self.device)
         plan = plan_for(
-            len(x),
+            len(table),
             hidden=self.hidden_layer_sizes,
             members=self.n_members,
             max_iter=self.max_iter,
             validation_fraction=self.validation_fraction,
+            beta=self.beta,
         )
         folder = None if checkpoint is None else Path(checkpoint)
         session = Session(folder, tuple(callbacks), self.verbose > 0)
-        best = self._best_candidate(x, targets, num_outputs, plan, seed, session)
-        mnll, self._architecture, trained, self.noise_factor_ = best
-        self.schema_, self._scaling = schema, scaling
-        self._adopt(trained.ensemble, trained.history)
+        x = scaling.network_inputs(encoded, self.device)
+        with threads_for(0 if len(x) < FEW_ROWS else 1 << 62):
+            best = self._best_candidate(x, targets, plan, session)
+        likelihood = best.trained.likelihood.double()
+        if targets.scaling is not None:
+            unit = dict(likelihood.named_buffers())
+            unit["target_mean"].copy_(torch.as_tensor(targets.scaling.mean))
+            unit["target_scale"].copy_(torch.as_tensor(targets.scaling.scale))
+        self.noise_factor_ = best.noise_factor
+        architecture = best.trained.architecture
+        predictor = Predictor(
+            schema, scaling, architecture, best.functions, likelihood, targets.classes
+        )
+        self._adopt(predictor, best.trained.model, best.trained.history)
         self.training_summary_ = {
-            **_summary(trained, plan, len(x)),
-            "validation_mnll": _json(mnll),
+            **_summary(best.trained, plan, len(x)),
+            "validation_mnll": _json(best.mnll),
             "seconds": time.perf_counter() - start,
         }
-        return trained
+        return self
 
     def _best_candidate(
-        self, x: Tensor, y: Tensor, num_outputs: int, plan: Plan, seed: int, session: Session
-    ) -> _Fitted:
+        self, x: Tensor, targets: Targets, plan: Plan, session: Session
+    ) -> _Candidate:
         """Train every likelihood to try and keep the one that held-out rows speak for."""
-        best: _Fitted | None = None
+        seed = int(check_random_state(self.random_state).randint(2**31 - 1))
+        y = targets.values.to(self.device)
+        best: _Candidate | None = None
         self.candidates_ = []
         for likelihood in self._candidates(len(x)):
             begun = time.perf_counter()
             architecture = Architecture(
                 in_features=x.shape[1],
                 hidden=plan.hidden,
-                sine=plan.sine,
+                features=plan.features,
                 members=plan.members,
                 posterior=self.posterior,
                 likelihood=likelihood,
-                num_outputs=num_outputs,
+                num_outputs=targets.num_outputs,
             )
-            trained = self._train(architecture, x, y, plan, seed, session.within(likelihood))
-            factor, mnll = calibrate(trained, x, y)
+            within = session.within(likelihood)
+            trained = train_ensemble(architecture, x, y, plan, seed=seed, session=within)
+            functions = trained.draw_functions(self.num_draws, seed)
+            factor, mnll = calibrate(trained, functions, x, y)
+            if likelihood == "labels":  # whose last layer was scaled
+                functions = trained.draw_functions(self.num_draws, seed)
             seconds = time.perf_counter() - begun
             self.candidates_.append(
                 {"likelihood": likelihood, "validation_mnll": _json(mnll), "seconds": seconds}
             )
             if best is None or mnll < best.mnll - _MIN_NLL_GAIN:
-                best = _Fitted(mnll, architecture, trained, factor)
+                best = _Candidate(mnll, trained, functions, factor)
         assert best is not None  # there is at least one candidate
         return best
 
-    def _train(
-        self,
-        architecture: Architecture,
-        x: Tensor,
-        y: Tensor,
-        plan: Plan,
-        seed: int,
-        session: Session,
-    ) -> Trained:
-        def build() -> Any:
-            model, likelihood = architecture.build()
-            if architecture.likelihood == "poisson":
-                likelihood.set_target_scaling(y.cpu())
-            return model.to(self.device), likelihood.to(self.device)
-
-        return train_ensemble(
-            build, x, y, plan, num_draws=self.num_draws, seed=seed, session=session
-        )
-
-    def _adopt(self, ensemble: Ensemble, history: History) -> None:
-        """Take a trained ensemble as one's own."""
-        ensemble.likelihood.double()
-        ensemble.model.requires_grad_(False)
-        ensemble.likelihood.requires_grad_(False)
-        self._ensemble = ensemble
-        self.model_, self.network_likelihood_ = ensemble.model, ensemble.likelihood
-        self.history_ = history
-        self.n_iter_ = history.step[-1]
-        self.likelihood_ = self._architecture.likelihood
+    def _adopt(self, predictor: Predictor, model: torch.nn.Sequential, history: History) -> None:
+        """Take trained networks as one's own."""
+        self._predictor, self.schema_ = predictor, predictor.schema
+        self.model_, self.network_likelihood_ = model.requires_grad_(False), predictor.likelihood
+        self.target_name_ = predictor.schema.target_names[0]
+        self.likelihood_ = predictor.architecture.likelihood
+        self.history_, self.n_iter_ = history, history.step[-1]
+        if predictor.classes is not None:
+            self.classes_ = predictor.classes
+        else:
+            self.n_outputs_ = predictor.architecture.num_outputs
 
     def _check_options(self) -> None:
         check_positive_int("num_draws", self.num_draws)
@@ -184,21 +218,17 @@ class WHVIEstimator(BaseEstimator, ABC):  # type: ignore[misc]  # scikit-learn h
             raise ConfigError(f"device {self.device!r} cannot be used: {error}") from error
 
     def _table(self, X: Any, *, reset: bool) -> tuple[pd.DataFrame, bool]:
-        table, named = as_table(X, type(self).__name__)
+        """Return ``X`` as a frame, and whether its columns came with names (all of them texts)."""
+        found = _as_table(X, type(self).__name__)
         validate_data(self, X=X, reset=reset, skip_check_array=True)
-        return table, named
+        return found
 
-    # Predicting ----------------------------------------------------------------------------
+    # Predicting --------------------------------------------------------------------------------
 
-    def _rows(self, X: Any) -> Tensor:
+    def _checked(self, X: Any) -> pd.DataFrame:
         check_is_fitted(self, "model_")
         keep_freed_memory()
-        table, _ = self._table(X, reset=False)
-        return self._scaling.network_inputs(self.schema_.encode(table), self._device)
-
-    @property
-    def _device(self) -> torch.device:
-        return next(self.model_.parameters()).device
+        return self._table(X, reset=False)[0]
 
     def predict_dist(self, X: Any) -> Predictive:
         """Return the predictive distribution of every row, noise included, in the user's units.
@@ -207,24 +237,10 @@ class WHVIEstimator(BaseEstimator, ABC):  # type: ignore[misc]  # scikit-learn h
         always have the same distribution. It takes ``num_draws`` numbers per row and output; the
         other methods keep only their results and work on any number of rows.
         """
-        blocks = self._blocks(X)
-        return by_row(Predictive.cat([self._ensemble.predictive(block) for block in blocks]))
+        table = self._checked(X)
+        return self._predictor.predict(table)
 
-    def _blocks(self, X: Any) -> list[Tensor]:
-        """Return the network's inputs in parts that fit in memory."""
-        rows = self._rows(X)
-        return self._ensemble.blocks(rows)
-
-    def _by_block(self, X: Any, of: Callable[[Predictive], Tensor]) -> NDArray[Any]:
-        """Evaluate ``of`` block by block and join along its first axis, the rows."""
-        parts = []
-        for block in self._blocks(X):
-            filled = F.pad(block, (0, 0, 0, -len(block) % _ROW_MULTIPLE))
-            parts.append(of(self._ensemble.predictive(filled))[: len(block)])
-        joined: NDArray[Any] = torch.cat(parts).cpu().numpy()
-        return joined
-
-    # Files ---------------------------------------------------------------------------------
+    # Files -------------------------------------------------------------------------------------
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the fitted estimator to one file that holds no code; see ``docs/file_format.md``.
@@ -233,22 +249,55 @@ class WHVIEstimator(BaseEstimator, ABC):  # type: ignore[misc]  # scikit-learn h
             ModelFileError: The file cannot be written; what was there before is untouched.
         """
         check_is_fitted(self, "model_")
-        content = content_of(self)
-        write_model_file(path, content.tensors, content.document)
+        tensors = {f"model.{name}": value for name, value in self.model_.state_dict().items()}
+        document = {
+            "estimator": type(self).__name__,
+            "parameters": {k: _plain(v) for k, v in self.get_params(deep=False).items()},
+            **self._predictor.document(),
+            "training": {
+                **{name.rstrip("_"): getattr(self, name) for name in _SUMMARIES},
+                "history": asdict(self.history_),
+            },
+        }
+        write_model_file(path, {**tensors, **self._predictor.tensors()}, document)
 
     @classmethod
     def load(cls: type[Self], path: str | os.PathLike[str]) -> Self:
         """Read an estimator that :meth:`save` wrote; it predicts the same, bit for bit.
 
         Raises:
-            ModelFileError: The file is damaged, untrue, of a later version or of another class.
+            ModelFileError: The file is damaged, does not fit its description, or holds a model of
+                another version or class.
         """
         return cls.from_content(read_model_file(path))
 
     @classmethod
+    @refusing_false_descriptions()
     def from_content(cls: type[Self], content: ModelFile) -> Self:
         """Rebuild the estimator from the content of a model file, verifying it."""
-        return restored(cls, content)
+        tensors, document = content
+        if document.get("estimator") != cls.__name__:
+            name = document.get("estimator")
+            raise ModelFileError(f"the file holds a {name!r:.80}, not a {cls.__name__}")
+        predictor = predictor_of(content)
+        others = {name.split(".")[0] for name in tensors}
+        others -= {"model", "functions", "likelihood", "inputs"}
+        if others:
+            raise ModelFileError(f"unknown tensors: {sorted(others)[:3]}")
+        with torch.device("meta"):
+            model, _ = predictor.architecture.build()
+        load_tensors("model", model, tensors)
+        known = set(cls._get_param_names())
+        given = {k: v for k, v in document["parameters"].items() if k in known}
+        estimator = cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in given.items()})
+        for attribute in _SUMMARIES:
+            setattr(estimator, attribute, document["training"][attribute.rstrip("_")])
+        estimator._adopt(predictor, model, History(**document["training"]["history"]))
+        schema = predictor.schema
+        estimator.n_features_in_ = len(schema.columns)
+        if schema.named:
+            estimator.feature_names_in_ = np.array([c.name for c in schema.columns], dtype=object)
+        return estimator
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -259,22 +308,86 @@ class WHVIEstimator(BaseEstimator, ABC):  # type: ignore[misc]  # scikit-learn h
         return tags
 
 
+def check_rows(y: NDArray[Any], num_rows: int) -> None:
+    """Refuse targets that are not as many as the rows of the table."""
+    if len(y) != num_rows:
+        raise DataError(
+            f"found input variables with inconsistent numbers of samples: X has {num_rows} rows, "
+            f"y has {len(y)}"
+        )
+
+
+def target_names(y: Any) -> tuple[str, ...]:
+    """Return the name of a series, the columns of a frame, else ``y`` or ``y0, y1, …``."""
+    if y is None:
+        raise ValueError("requires y to be passed, but the target y is None")
+    if isinstance(y, pd.DataFrame):
+        return tuple(str(name) for name in y.columns)
+    name = getattr(y, "name", None)
+    if isinstance(y, pd.Series) and name is not None:
+        return (str(name),)
+    shape = np.asarray(y).shape
+    return ("y",) if len(shape) < 2 or shape[1] == 1 else tuple(f"y{i}" for i in range(shape[1]))
+
+
+def _as_table(x: Any, estimator: str) -> tuple[pd.DataFrame, bool]:
+    if sparse.issparse(x):
+        raise TypeError(
+            f"sparse input is not supported by {estimator}; pass a dense array, for example "
+            "x.toarray()"
+        )
+    if isinstance(x, pd.DataFrame) or hasattr(x, "__dataframe__"):
+        frame = x if isinstance(x, pd.DataFrame) else pd.api.interchange.from_dataframe(x)
+        rows, columns = frame.shape
+        if rows == 0 or columns == 0:
+            what = "sample(s)" if rows == 0 else "feature(s)"
+            raise DataError(
+                f"found an empty table: 0 {what} (shape=({rows}, {columns})) while a minimum of 1 "
+                f"is required by {estimator}"
+            )
+        if not frame.columns.is_unique:
+            twice = frame.columns[frame.columns.duplicated()][0]
+            raise DataError(f"column name {twice!r} occurs more than once; rename one of them")
+        return frame, all(isinstance(name, str) for name in frame.columns)
+    # scikit-learn's own checks of shape and type; values are left to the schema
+    holds_texts = getattr(x if hasattr(x, "shape") else np.asarray(x), "dtype", None)
+    texts = holds_texts is not None and holds_texts.kind in "OUS"
+    array = check_array(
+        x,
+        dtype=None if texts else "numeric",
+        ensure_all_finite=False,
+        estimator=estimator,
+        input_name="X",
+    )
+    array = array.astype(object) if array.dtype.kind in "US" else array
+    return pd.DataFrame(array, columns=[f"x{i}" for i in range(array.shape[1])]), False
+
+
 def _summary(trained: Trained, plan: Plan, num_rows: int) -> dict[str, Any]:
-    ensemble, history = trained.ensemble, trained.history
-    model = ensemble.model
+    modules = (trained.model, trained.likelihood)
     return {
         "num_rows": num_rows,
         "num_members": plan.members,
         "hidden_layer_sizes": list(plan.hidden),
-        "num_parameters": ensemble.num_parameters,
-        "steps": history.step[-1],
+        "num_parameters": sum(p.numel() for module in modules for p in module.parameters()),
+        "steps": trained.history.step[-1],
         "batch_size": plan.batch,
         "learning_rate": plan.learning_rate,
         "beta": plan.beta,
-        "kl_per_layer": {name: float(kl.sum()) for name, kl in kl_per_layer(model).items()},
     }
 
 
 def _json(value: float) -> float | None:
     """NaN, which JSON does not know, becomes null."""
     return value if math.isfinite(value) else None
+
+
+def _plain(value: Any) -> Any:
+    """Return a parameter as a JSON value; random generators are not kept."""
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, _PLAIN):
+        return value
+    if isinstance(value, list | tuple | np.ndarray):
+        return [int(entry) for entry in value]
+    return None

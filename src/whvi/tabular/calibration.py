@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from whvi.layers import MeanFieldLinear
 from whvi.likelihoods import Bernoulli, Categorical, Likelihood
 from whvi.predictive import Predictive
+from whvi.tabular.predictor import Functions
 from whvi.tabular.training import Trained
 
 _PSEUDO_ROWS = 20
@@ -95,8 +96,13 @@ def _components(predictive: Predictive) -> tuple[Tensor, Tensor]:
 
 
 @torch.no_grad()
-def calibrate(trained: Trained, x: Tensor, y: Tensor) -> tuple[float, float]:
-    """Fit the factor on the rows that ``trained`` left out and build it into the ensemble.
+def calibrate(trained: Trained, functions: Functions, x: Tensor, y: Tensor) -> tuple[float, float]:
+    """Fit the factor on the rows that ``trained`` left out and build it into its networks.
+
+    Args:
+        trained: Its noise, or its last layer, is changed in place.
+        functions: Draws of its networks as they are before.
+        x, y: All rows.
 
     Returns:
         The factor, and the mean negative log-likelihood of these rows with it, in nats per row
@@ -106,10 +112,10 @@ def calibrate(trained: Trained, x: Tensor, y: Tensor) -> tuple[float, float]:
     if held_out is None:
         return 1.0, math.nan
     held_out = held_out[..., :_MOST_ROWS]
-    ensemble, likelihood = trained.ensemble, trained.ensemble.likelihood
-    f, targets = ensemble.function_values(x[held_out]), y[held_out]
+    likelihood = trained.likelihood
+    f, targets = functions(x[held_out]), y[held_out]
     noise = likelihood.noise_parameters()
-    pooled = trained.folds.sharing or ensemble.num_members
+    pooled = trained.folds.sharing or trained.architecture.members
     if not noise and not isinstance(likelihood, Bernoulli | Categorical):
         return 1.0, _mnll(likelihood, f, targets, pooled)
     kept = noise[0].clone() if noise else None
@@ -125,7 +131,7 @@ def calibrate(trained: Trained, x: Tensor, y: Tensor) -> tuple[float, float]:
     best = factors[int(best_factor(curve, held_out.numel(), factors=_ENSEMBLE_FACTORS))]
     score = mnll(best)  # leaves the noise at its best
     if kept is None:
-        _scale_last_layer(ensemble.model, best)
+        _scale_last_layer(trained.model, best)
     return best, score
 
 
@@ -138,8 +144,8 @@ def _mnll(likelihood: Likelihood, f: Tensor, y: Tensor, pooled: int) -> float:
 def _scale_last_layer(model: nn.Sequential, factor: float) -> None:
     """Multiply the network's outputs by ``factor``: weights, their scales, and the bias."""
     last = cast(MeanFieldLinear, model[-1])
-    posterior = last.weight.posterior
+    posterior = last.matrix.posterior
     posterior.loc.mul_(factor)
-    cast(nn.Parameter, posterior.log_scale).add_(math.log(factor))
-    if last.bias is not None and last.bias.value is not None:
-        last.bias.value.mul_(factor)
+    posterior.log_scale.add_(math.log(factor))
+    if last.bias is not None:
+        last.bias.mul_(factor)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from typing import Any, final
 
@@ -14,9 +13,12 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import column_or_1d
 from torch import Tensor
 
-from whvi.errors import DataError, ModelFileError
-from whvi.tabular.base import Callback, WHVIEstimator
-from whvi.tabular.tables import check_rows, target_names
+from whvi.errors import DataError
+from whvi.tabular.base import Targets, WHVIEstimator, check_rows, target_names
+from whvi.tabular.inputs import Kind
+
+_KINDS: dict[str, Kind] = {"O": "categorical", "U": "categorical", "S": "categorical"}
+_KINDS |= {"b": "boolean"}
 
 
 @final
@@ -36,6 +38,7 @@ class WHVIClassifier(ClassifierMixin, WHVIEstimator):  # type: ignore[misc]  # n
         posterior: str = "diagonal",
         n_members: int | None = None,
         max_iter: int | None = None,
+        beta: float | None = None,
         validation_fraction: float | None = None,
         imputer: str | None = None,
         num_draws: int = 64,
@@ -47,6 +50,7 @@ class WHVIClassifier(ClassifierMixin, WHVIEstimator):  # type: ignore[misc]  # n
         self.posterior = posterior
         self.n_members = n_members
         self.max_iter = max_iter
+        self.beta = beta
         self.validation_fraction = validation_fraction
         self.imputer = imputer
         self.num_draws = num_draws
@@ -54,49 +58,23 @@ class WHVIClassifier(ClassifierMixin, WHVIEstimator):  # type: ignore[misc]  # n
         self.device = device
         self.verbose = verbose
 
-    def fit(
-        self,
-        X: Any,
-        y: Any,
-        *,
-        checkpoint: str | os.PathLike[str] | None = None,
-        callbacks: Sequence[Callback] = (),
-    ) -> WHVIClassifier:
-        """Fit the ensemble; ``y (N,)`` holds labels of any kind, the rest as in regression."""
-        table, named = self._table(X, reset=True)
-        names = target_names(y)
-        classes, labels = _encoded(y, len(table), names[0])
-        self._fit_network(
-            table,
-            torch.as_tensor(labels, dtype=torch.float32).unsqueeze(-1),
-            max(len(classes), 2),
-            named=named,
-            target_names=names,
-            checkpoint=checkpoint,
-            callbacks=callbacks,
-        )
-        self.classes_ = classes
-        self.target_name_ = names[0]
-        return self
-
     def _candidates(self, num_rows: int) -> tuple[str, ...]:
         return ("labels",)
 
-    def _take_targets(self, names: Sequence[str], classes: Any) -> None:
-        values = classes["values"]
-        self.classes_ = np.array(values, dtype=_label_dtype(classes["dtype"]))
-        self.target_name_ = names[0]
-        if self.classes_.ndim != 1 or max(len(values), 2) != self._architecture.num_outputs:
-            raise ModelFileError(f"{len(values)} classes, but networks for another number")
+    def _targets(self, y: Any, num_rows: int) -> Targets:
+        names = target_names(y)
+        classes, labels = _encoded(y, num_rows, names[0])
+        values = torch.as_tensor(labels, dtype=torch.float32).unsqueeze(-1)
+        kind = _KINDS.get(classes.dtype.kind, "numeric")
+        return Targets(values, max(len(classes), 2), names, kind, classes=classes)
 
     def predict_proba(self, X: Any) -> NDArray[np.float64]:
         """Return the probability of every class, ``(N, C)``, in the order of ``classes_``."""
-        blocks = self._blocks(X)
-        parts = [_probabilities(self._ensemble.function_values(block)) for block in blocks]
-        probabilities: NDArray[np.float64] = torch.cat(parts).cpu().numpy()
+        table = self._checked(X)
+        found: NDArray[np.float64] = self._predictor.map(table, _probabilities).cpu().numpy()
         if len(self.classes_) == 1:
-            return np.ones((len(probabilities), 1))
-        return probabilities
+            return np.ones((len(found), 1))
+        return found
 
     def predict(self, X: Any) -> NDArray[Any]:
         """Return the most probable label of every row."""
@@ -117,8 +95,6 @@ def _probabilities(f: Tensor) -> Tensor:
 
 def _encoded(y: Any, num_rows: int, name: str) -> tuple[NDArray[Any], NDArray[np.int64]]:
     """Return the sorted labels, and for every row the position of its own."""
-    if y is None:
-        raise ValueError("requires y to be passed, but the target y is None")
     values = column_or_1d(y, warn=True)
     check_rows(values, num_rows)
     missing = np.array([v is None or v != v for v in values.tolist()])
@@ -135,10 +111,3 @@ def _encoded(y: Any, num_rows: int, name: str) -> tuple[NDArray[Any], NDArray[np
     except TypeError as error:
         raise DataError(f"target {name!r} mixes kinds of labels: {error}") from error
     return classes, labels
-
-
-def _label_dtype(text: str) -> np.dtype[Any]:
-    dtype = np.dtype(text)
-    if dtype.kind not in "OUbiuf":
-        raise ModelFileError(f"labels of type {text!r:.40}")
-    return dtype

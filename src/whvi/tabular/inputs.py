@@ -1,12 +1,21 @@
-r"""Inputs of networks: :math:`z = (x - \mu) / \sigma`, or normal scores; of training rows only."""
+"""The columns of a table, and how they become the inputs of a network.
+
+What a column holds is decided once, when a model is fitted, and written down in a
+:class:`TableSchema`; every later table is read and encoded by it. Categories become one-hot
+columns, missing values are filled if asked for, and all columns are standardised,
+``z = (x - μ) / σ``, with ``μ`` and ``σ`` from training rows only.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, final
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, Literal, final, get_args
 
 import numpy as np
+import pandas as pd
 import torch
+from sklearn.preprocessing import OneHotEncoder
 from torch import Tensor
 
 from whvi.errors import ConfigError, DataError, ShapeError
@@ -14,14 +23,258 @@ from whvi.errors import ConfigError, DataError, ShapeError
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
 
+Kind = Literal["numeric", "boolean", "categorical"]
+
+_MISSING_CATEGORY = "missing"
 # A spread of a few rounding errors is not information: dividing by it would blow it up to one.
 _ROUNDING_SPREAD = 4 * np.finfo(np.float64).eps
 _FARTHEST = 1e6  # inputs so many standard deviations from the mean are moved to that distance
 
 
+# Types and encoding ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Column:
+    """One column as it was when the model was fitted.
+
+    Attributes:
+        name: Its name; ``x0``, ``x1``, … if it had none.
+        kind: Numbers, truth values, or one of several texts.
+        dtype: Data type of the column, as text.
+        categories: Texts of a categorical column in sorted order.
+        minimum, maximum: Range of a numeric column.
+        fill: What a missing value is replaced by, if an imputer was asked for.
+    """
+
+    name: str
+    kind: Kind
+    dtype: str
+    categories: tuple[str, ...] | None = None
+    minimum: float | None = None
+    maximum: float | None = None
+    fill: float | str | None = None
+
+    def __post_init__(self) -> None:
+        if self.kind not in get_args(Kind) or (self.kind == "categorical") != bool(self.categories):
+            raise DataError(
+                f"column {self.name!r} of kind {self.kind!r:.40} has categories "
+                f"{self.categories!r:.80}: only categorical columns have them, and need them"
+            )
+
+    @property
+    def width(self) -> int:
+        """How many inputs of the network it becomes."""
+        return 1 if self.categories is None else len(self.categories)
+
+    @classmethod
+    def learn(cls, values: pd.Series, name: str, *, impute: bool) -> Column:
+        """Decide what a column holds; refuse what cannot be used, naming row and column."""
+        kind = _kind(values, name)
+        _check_missing(values, name, allowed=impute)
+        present = values.dropna()
+        if present.empty:
+            raise DataError(f"column {name!r} holds no value at all; drop it")
+        dtype = str(values.dtype)
+        if kind == "categorical":
+            fill = _MISSING_CATEGORY if impute else None
+            fills = {fill} if fill and len(present) < len(values) else set()
+            known = tuple(sorted({*map(str, present), *fills}))
+            return cls(name=name, kind=kind, dtype=dtype, categories=known, fill=fill)
+        numbers = finite_numbers(present, name)
+        return cls(
+            name=name,
+            kind=kind,
+            dtype=dtype,
+            minimum=float(numbers.min()),
+            maximum=float(numbers.max()),
+            fill=float(np.median(numbers)) if impute else None,
+        )
+
+    def encode(self, values: pd.Series) -> NDArray[np.float64]:
+        """Return ``(N, width)``: numbers, or one-hot texts (all zeros for an unknown one)."""
+        _check_missing(values, self.name, allowed=self.fill is not None)
+        if self.categories is None:
+            filled = values if self.fill is None else values.fillna(self.fill)
+            return finite_numbers(filled, self.name)[:, None]
+        texts = values.astype(object).where(values.notna(), self.fill).map(str)
+        encoder = OneHotEncoder(
+            categories=[list(self.categories)], handle_unknown="ignore", sparse_output=False
+        )
+        one_hot: NDArray[np.float64] = encoder.fit_transform(texts.to_numpy(object)[:, None])
+        return one_hot
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableSchema:
+    """All columns, whether they came with names, and names and kind of the targets."""
+
+    columns: tuple[Column, ...]
+    named: bool
+    target_names: tuple[str, ...]
+    target_kind: Kind = "numeric"
+
+    @classmethod
+    def learn(
+        cls,
+        table: pd.DataFrame,
+        *,
+        named: bool,
+        target_names: Sequence[str],
+        target_kind: Kind = "numeric",
+        impute: bool = False,
+    ) -> TableSchema:
+        """Decide for every column of a training table what it holds."""
+        columns = tuple(
+            Column.learn(table.iloc[:, i], str(name), impute=impute)
+            for i, name in enumerate(table.columns)
+        )
+        names = tuple(target_names)
+        return cls(columns=columns, named=named, target_names=names, target_kind=target_kind)
+
+    @property
+    def kinds(self) -> dict[str, Kind]:
+        """What every column and target holds, by name; see ``read_table(..., kinds=)``."""
+        targets = dict.fromkeys(self.target_names, self.target_kind)
+        return targets | {column.name: column.kind for column in self.columns}
+
+    def encode(self, table: pd.DataFrame) -> NDArray[np.float64]:
+        """Return the inputs before scaling, shape ``(N, sum of widths)``."""
+        parts = [column.encode(table.iloc[:, i]) for i, column in enumerate(self.columns)]
+        return np.concatenate(parts, axis=1)
+
+    def unseen(self, table: pd.DataFrame) -> dict[str, list[str]]:
+        """Return the texts of each categorical column that the fit has not seen."""
+        found = {}
+        for i, column in enumerate(self.columns):
+            if column.categories is not None:
+                texts = set(map(str, table.iloc[:, i].dropna()))
+                if new := sorted(texts - set(column.categories)):
+                    found[column.name] = new
+        return found
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain values, ready for JSON."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> TableSchema:
+        """Rebuild a schema from :meth:`as_dict`."""
+        columns = []
+        for entry in values["columns"]:
+            known = entry["categories"]
+            columns.append(Column(**{**entry, "categories": None if known is None else (*known,)}))
+        if values["target_kind"] not in get_args(Kind):
+            raise DataError(f"targets cannot be of kind {values['target_kind']!r:.40}")
+        return cls(
+            columns=tuple(columns),
+            named=bool(values["named"]),
+            target_names=tuple(values["target_names"]),
+            target_kind=values["target_kind"],
+        )
+
+
+def finite_numbers(values: pd.Series, name: str) -> NDArray[np.float64]:
+    """Return a column as float64; refuse all but numbers, missing ones and infinities included."""
+    _check_missing(values, name, allowed=False)
+    if values.dtype.kind == "O":
+        wrong = [row for row, value in enumerate(values) if _value_kind(value) != "number"]
+        if wrong:
+            row = next((k for k in wrong if not _reads_as_number(values.iloc[k])), wrong[0])
+            raise DataError(
+                f"column {name!r} holds {values.iloc[row]!r:.60} (first in {place(values, row)}), "
+                "which is not a number; correct the cell, encode or leave out the column"
+            )
+    else:
+        _kind(values, name)  # refuses dates and complex numbers
+    numbers: NDArray[np.float64] = values.to_numpy(dtype=np.float64)
+    infinite = np.isinf(numbers)
+    if infinite.any():
+        raise DataError(
+            f"column {name!r} holds {int(infinite.sum())} values that are infinite (inf, not "
+            f"finite; first in {place(values, int(infinite.argmax()))}); drop or replace them"
+        )
+    return numbers
+
+
+def place(values: pd.Series, position: int) -> str:
+    """Name a row: by the line of the file it was read from, else by its position."""
+    name = values.index.name
+    return f"{name} {values.index[position]}" if name in ("line", "row") else f"row {position}"
+
+
+def _kind(values: pd.Series, name: str) -> Kind:
+    dtype = values.dtype
+    if isinstance(dtype, pd.CategoricalDtype):
+        return "categorical"
+    if pd.api.types.is_bool_dtype(dtype):
+        return "boolean"
+    if pd.api.types.is_complex_dtype(dtype):
+        raise DataError(
+            f"Complex data not supported: column {name!r} holds complex numbers; pass real and "
+            "imaginary parts as two columns"
+        )
+    if pd.api.types.is_numeric_dtype(dtype):
+        return "numeric"
+    if pd.api.types.is_datetime64_any_dtype(dtype) or pd.api.types.is_timedelta64_dtype(dtype):
+        raise DataError(
+            f"column {name!r} holds dates or times ({dtype}); turn it into numbers first, such as "
+            "days since a fixed date"
+        )
+    return _kind_of_objects(values, name)
+
+
+def _kind_of_objects(values: pd.Series, name: str) -> Kind:
+    """Refuse what is neither text nor number, and numbers among texts, naming the first row."""
+    kinds = [_value_kind(value) for value in values]
+    if set(kinds) <= {"number", "missing"} and "number" in kinds:
+        return "numeric"
+    for wrong in ("other", "number"):
+        if wrong in kinds:
+            row = kinds.index(wrong)
+            value = values.iloc[row]
+            raise TypeError(
+                f"column {name!r}, {place(values, row)}: an argument must be a string or a number, "
+                f"one kind per column, got {type(value).__name__} {value!r:.80}"
+            )
+    return "categorical"
+
+
+def _value_kind(value: Any) -> str:
+    if isinstance(value, str | bool | np.bool_):
+        return "text"
+    if isinstance(value, int | float | np.number):
+        return "missing" if value != value else "number"
+    return "missing" if value is None or value is pd.NA or value is pd.NaT else "other"
+
+
+def _reads_as_number(value: Any) -> bool:
+    try:
+        float(value)
+    except (TypeError, ValueError):
+        return False
+    return "_" not in str(value)  # 1_000 is no number in a table
+
+
+def _check_missing(values: pd.Series, name: str, *, allowed: bool) -> None:
+    missing = values.isna().to_numpy()
+    if missing.any() and not allowed:
+        raise DataError(
+            f"column {name!r} holds {int(missing.sum())} missing values (NaN; first in "
+            f"{place(values, int(missing.argmax()))}); drop or fill them, or fit with "
+            "imputer='median' (--impute on the command line)"
+        )
+
+
+# Scaling ---------------------------------------------------------------------------------------
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Standardizer:
     """A shift and a scale per column, in float64.
+
+    Unlike scikit-learn's ``StandardScaler`` it scales replicas side by side, does not overflow,
+    and rounds constant columns to exactly zero.
 
     Attributes:
         mean: Mean of each column, in its unit; the rows' axis has length 1.

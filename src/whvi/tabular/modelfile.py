@@ -6,24 +6,40 @@ it, and everything that it claims about itself is compared with what it holds.
 
 from __future__ import annotations
 
+import contextlib
 import os
+import platform
 import stat
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
-from torch import Tensor
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
 
-from whvi._sealed import seal, unseal
-from whvi.errors import ModelFileError
-from whvi.training.checkpoint import write_atomically
-
-if TYPE_CHECKING:
-    from whvi.tabular import WHVIClassifier, WHVIRegressor
+from whvi._files import atomic_write, seal, unseal
+from whvi.errors import ModelFileError, WhviError
+from whvi.tabular.inputs import Standardizer, TableSchema
+from whvi.tabular.predictor import (
+    Architecture,
+    DenseDraws,
+    Draws,
+    Functions,
+    Predictor,
+    StructuredDraws,
+)
 
 FORMAT_NAME = "whvi-model"
-FORMAT_VERSION = 1
-"""Raised when names or meanings change; files of all earlier versions stay readable."""
+FORMAT_VERSION = 2
+"""Raised when names or meanings change; files of other versions are refused."""
+
+_NOT_A_DESCRIPTION = (
+    *(KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError, RuntimeError),
+    WhviError,
+)
 
 
 class ModelFile(NamedTuple):
@@ -41,14 +57,22 @@ def write_model_file(
     Raises:
         ModelFileError: The file cannot be written; what was there before is untouched.
     """
-    header = {"format": FORMAT_NAME, "format_version": FORMAT_VERSION}
+    header = {
+        "format": FORMAT_NAME,
+        "format_version": FORMAT_VERSION,
+        "versions": {
+            "whvi": version("whvi"),
+            "torch": torch.__version__,
+            "numpy": np.__version__,
+            "python": platform.python_version(),
+        },
+    }
     target = Path(path)
+    if target.is_dir():
+        raise ModelFileError(f"cannot write model file {target}: it is a folder")
     try:
-        if target.is_dir():
-            raise ModelFileError(f"cannot write model file {target}: it is a folder")
-        write_atomically(target, seal(tensors, {**document, **header}))
-    except ModelFileError:
-        raise
+        with atomic_write(target, follow_symlinks=False) as stream:
+            stream.write(seal(tensors, {**document, **header}))
     except OSError as error:
         raise ModelFileError(
             f"cannot write model file {target}: {error.strerror or error}; what was there before "
@@ -60,7 +84,7 @@ def read_model_file(path: str | os.PathLike[str]) -> ModelFile:
     """Read and verify a model file.
 
     Raises:
-        ModelFileError: It does not exist, is damaged, is no model file, or is of a later version.
+        ModelFileError: It does not exist, is damaged, is no model file, or of another version.
     """
     source = Path(path)
     try:
@@ -80,31 +104,152 @@ def read_model_file(path: str | os.PathLike[str]) -> ModelFile:
     return ModelFile(tensors, document)
 
 
-def load_model(path: str | os.PathLike[str]) -> WHVIRegressor | WHVIClassifier:
-    """Load the fitted estimator that a model file holds, whichever class it is of.
+def load_predictor(path: str | os.PathLike[str]) -> Predictor:
+    """Load what predicts from the model file of a ``WHVIRegressor`` or ``WHVIClassifier``.
 
     Raises:
-        ModelFileError: The file is damaged, untrue to its description, or of a later version.
+        ModelFileError: The file is damaged, does not fit its description, is of another version,
+            or holds another kind of model.
     """
-    from whvi.tabular import WHVIClassifier, WHVIRegressor
-
     content = read_model_file(path)
-    name = content.document.get("estimator")
-    if name == WHVIRegressor.__name__:
-        return WHVIRegressor.from_content(content)
-    if name == WHVIClassifier.__name__:
-        return WHVIClassifier.from_content(content)
-    raise ModelFileError(f"{path} holds an unknown estimator: {name!r:.80}")
+    if "architecture" not in content.document:
+        kind = content.document.get("estimator")
+        raise ModelFileError(f"{path} holds a {kind!r:.80}, and not the networks of a table")
+    return predictor_of(content)
 
 
 def _check_format(source: Path, document: Any) -> None:
     if not isinstance(document, dict) or document.get("format") != FORMAT_NAME:
         raise ModelFileError(f"{source} is a sealed file, but not a model of whvi")
-    version = document.get("format_version")
-    if isinstance(version, bool) or not isinstance(version, int) or version < 1:
-        raise ModelFileError(f"{source} has no usable format version: {version!r:.80}")
-    if version > FORMAT_VERSION:
+    found = document.get("format_version")
+    if isinstance(found, bool) or not isinstance(found, int) or found < 1:
+        raise ModelFileError(f"{source} has no usable format version: {found!r:.80}")
+    if found == FORMAT_VERSION:
+        return
+    cure = "install a newer whvi" if found > FORMAT_VERSION else "fit and save the model again"
+    raise ModelFileError(
+        f"{source} has format version {found}, this whvi reads version {FORMAT_VERSION}; {cure}"
+    )
+
+
+# From the content of a file to what predicts ---------------------------------------------------
+
+
+@contextlib.contextmanager
+def refusing_false_descriptions() -> Iterator[None]:
+    """Turn whatever goes wrong while a description is followed into a ``ModelFileError``."""
+    try:
+        yield
+    except ModelFileError:
+        raise
+    except _NOT_A_DESCRIPTION as error:
         raise ModelFileError(
-            f"{source} has format version {version}, this whvi reads up to {FORMAT_VERSION}; "
-            "install a newer whvi"
+            f"the description in the file is not usable: {type(error).__name__}: {error}"
+        ) from error
+
+
+@refusing_false_descriptions()
+def predictor_of(content: ModelFile) -> Predictor:
+    """Rebuild a predictor from the content of a model file.
+
+    Shapes are compared with the description before anything is built from it: a false
+    description cannot make us take more memory than the file holds.
+    """
+    tensors, document = content
+    schema = TableSchema.from_dict(document["schema"])
+    architecture = Architecture.from_dict(document["architecture"])
+    classes = _classes(document["classes"], architecture)
+    functions = _functions(tensors, architecture)
+    width = sum(column.width for column in schema.columns)
+    if width != architecture.in_features or not schema.target_names:
+        raise ModelFileError(f"{width} encoded columns do not fit the networks, or no target")
+    for name in ("inputs.mean", "inputs.scale"):
+        _check_tensor(tensors, name, (1, width), torch.float64)
+    mean, scale = (tensors[name].numpy() for name in ("inputs.mean", "inputs.scale"))
+    if not (scale > 0).all():
+        raise ModelFileError("tensor inputs.scale holds values that are not above zero")
+    with torch.device("meta"):
+        likelihood = architecture.build_likelihood().double()
+    load_tensors("likelihood", likelihood, tensors)
+    if functions.num_features != likelihood.num_features:
+        raise ModelFileError(f"{functions.num_features} outputs do not fit the likelihood")
+    scaling = Standardizer(mean=mean, scale=scale)
+    return Predictor(schema, scaling, architecture, functions, likelihood, classes)
+
+
+def _check_tensor(
+    tensors: Mapping[str, Tensor], name: str, shape: tuple[int, ...], dtype: torch.dtype
+) -> None:
+    """Refuse a stored tensor that is absent, of another shape or type, or not finite."""
+    if name not in tensors:
+        raise ModelFileError(f"there is no tensor {name}")
+    tensor = tensors[name]
+    if tensor.shape != shape or tensor.dtype != dtype:
+        raise ModelFileError(
+            f"tensor {name} is {tensor.dtype} {tuple(tensor.shape)}, but the description needs "
+            f"{dtype} {tuple(shape)}"
         )
+    if not bool(tensor.isfinite().all()):
+        raise ModelFileError(f"tensor {name} holds values that are not finite")
+
+
+def load_tensors(part: str, module: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    """Give a module without memory the stored tensors ``part.*``; it must have just these."""
+    prefix = f"{part}."
+    own = {k.removeprefix(prefix): t for k, t in tensors.items() if k.startswith(prefix)}
+    expected = module.state_dict()
+    if odd := sorted(expected.keys() ^ own.keys()):
+        raise ModelFileError(f"tensors of the {part} do not match the architecture: {odd[:3]}")
+    for name, tensor in expected.items():
+        _check_tensor(tensors, prefix + name, tuple(tensor.shape), tensor.dtype)
+        if name == "target_scale" and not bool((own[name] > 0).all()):
+            raise ModelFileError(f"tensor {prefix}{name} holds values that are not above zero")
+    module.load_state_dict(own, assign=True)
+
+
+def _functions(tensors: Mapping[str, Tensor], architecture: Architecture) -> Functions:
+    widths = (architecture.in_features, *architecture.hidden)
+    members = architecture.members
+    last = f"functions.{len(architecture.hidden)}.weight"
+    if last not in tensors or tensors[last].dim() != 4:
+        raise ModelFileError(f"{len(widths) - 1} hidden layers, but no tensor {last} of draws")
+    draws, outputs = tensors[last].shape[1:3]
+    layers: list[Draws] = []
+    for k, before in enumerate(widths):
+        after = (*architecture.hidden, outputs)[k]
+        if k == 0 and architecture.features == "sine":
+            before = max(before, after)
+        shapes = _layer_shapes(members, draws, before, after, is_last=k == len(widths) - 1)
+        for name, shape in shapes.items():
+            _check_tensor(tensors, f"functions.{k}.{name}", shape, torch.float32)
+        kind = StructuredDraws if "g" in shapes else DenseDraws
+        layers.append(kind(**{name: tensors[f"functions.{k}.{name}"] for name in shapes}))
+    if sum(len(layer) for layer in layers) != sum(k.startswith("functions.") for k in tensors):
+        raise ModelFileError("there are draws of layers that the architecture does not have")
+    return Functions(architecture.features, tuple(layers))
+
+
+def _layer_shapes(
+    members: int, draws: int, before: int, after: int, *, is_last: bool
+) -> dict[str, tuple[int, ...]]:
+    bias = (members, after)
+    if is_last or (min(before, after) == 1 and max(before, after) > 1):
+        return {"weight": (members, draws, after, before), "bias": bias}
+    size = 1 << (before - 1).bit_length()
+    entries = -(-after // size) * size
+    vector = (members, entries)
+    return {"s1": vector, "g": (members, draws, entries), "s2": vector, "bias": bias}
+
+
+def _classes(stored: Any, architecture: Architecture) -> NDArray[Any] | None:
+    if (stored is None) != (architecture.likelihood != "labels"):
+        raise ModelFileError("labels need classes, and numbers have none")
+    if stored is None:
+        return None
+    dtype = np.dtype(stored["dtype"])
+    if dtype.kind not in "OUbiuf":
+        raise ModelFileError(f"labels of type {stored['dtype']!r:.40}")
+    classes = np.array(stored["values"], dtype=dtype)
+    if classes.ndim != 1 or max(len(classes), 2) != architecture.num_outputs:
+        raise ModelFileError(f"{len(classes)} classes, but networks for another number")
+    return classes

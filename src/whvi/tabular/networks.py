@@ -13,7 +13,7 @@ from whvi.errors import ConfigError
 from whvi.layers import MCDropout, MeanFieldLinear, WHVILinear
 from whvi.layers.protocol import bayesian_layers
 from whvi.layers.sines import Sine, Tile, spread_frequencies
-from whvi.layers.structured import StructuredWeight
+from whvi.layers.structured import StructuredMatrix
 from whvi.models.mlp import LayerFactory
 
 FEATURES = ("relu", "sine", "laplace")
@@ -74,8 +74,8 @@ def reset_network(model: nn.Module, generator: torch.Generator, *, features: str
     for layer in layers:
         layer.reset_parameters(generator=generator)  # type: ignore[operator]  # a module's method
     if features == "laplace":
-        first = layers[0].weight
-        if not isinstance(first, StructuredWeight):
+        first = getattr(layers[0], "matrix", None)
+        if not isinstance(first, StructuredMatrix):
             raise ConfigError("Laplace features need structured layers")
         spread_frequencies(first, scale=_LAPLACE_SCALE, generator=generator)
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, final
 
 import numpy as np
@@ -11,15 +10,16 @@ import torch
 from numpy.typing import NDArray
 from sklearn.base import RegressorMixin
 from sklearn.utils import check_random_state
+from sklearn.utils.validation import check_array, column_or_1d
+from torch import Tensor
 
 from whvi._checks import check_positive_int
 from whvi.errors import ConfigError, DataError
-from whvi.likelihoods import Likelihood
-from whvi.tabular.architecture import REGRESSION_LIKELIHOODS
-from whvi.tabular.base import Callback, WHVIEstimator
+from whvi.predictive import Predictive
+from whvi.tabular.base import Targets, WHVIEstimator, check_rows, target_names
 from whvi.tabular.inputs import Standardizer
-from whvi.tabular.plan import FEW_ROWS
-from whvi.tabular.tables import regression_targets
+from whvi.tabular.predictor import REGRESSION_LIKELIHOODS
+from whvi.tabular.training import FEW_ROWS
 
 
 class ArrayInterval(NamedTuple):
@@ -39,13 +39,15 @@ class WHVIRegressor(RegressorMixin, WHVIEstimator):  # type: ignore[misc]  # no 
     Args:
         hidden_layer_sizes: Widths of the hidden layers.
         posterior: Of the structured weights: ``"diagonal"``, ``"low_rank"``, ``"full"``,
-            ``"flow"`` or ``"point"``.
+            ``"flow"``, or ``"point"`` (certain weights with a standard normal prior).
         likelihood: Noise of the targets: ``"gaussian"`` (constant), ``"heteroscedastic"`` (a
             function of the inputs), ``"student_t"`` (outliers), ``"poisson"`` (counts), or
             ``"auto"``: the second from 3,000 rows on, below that the first unless held-out
             rows clearly speak for the second.
         n_members: Networks of the ensemble.
         max_iter: Most steps of Adam; training stops earlier when held-out rows say so.
+        beta: Weight of the KL in the objective; 1 is the evidence lower bound, smaller values
+            trust the data more. ``None``: 0.3 below 3,000 rows, else 0.2.
         validation_fraction: Share of the rows that each member leaves out for that, and for the
             calibration of the noise. 0: none, which makes the noise too small.
         imputer: ``"median"`` fills missing numbers by the median and missing texts by a category
@@ -78,6 +80,7 @@ class WHVIRegressor(RegressorMixin, WHVIEstimator):  # type: ignore[misc]  # no 
         likelihood: str = "auto",
         n_members: int | None = None,
         max_iter: int | None = None,
+        beta: float | None = None,
         validation_fraction: float | None = None,
         imputer: str | None = None,
         num_draws: int = 64,
@@ -90,45 +93,13 @@ class WHVIRegressor(RegressorMixin, WHVIEstimator):  # type: ignore[misc]  # no 
         self.likelihood = likelihood
         self.n_members = n_members
         self.max_iter = max_iter
+        self.beta = beta
         self.validation_fraction = validation_fraction
         self.imputer = imputer
         self.num_draws = num_draws
         self.random_state = random_state
         self.device = device
         self.verbose = verbose
-
-    def fit(
-        self,
-        X: Any,
-        y: Any,
-        *,
-        checkpoint: str | os.PathLike[str] | None = None,
-        callbacks: Sequence[Callback] = (),
-    ) -> WHVIRegressor:
-        """Fit the ensemble.
-
-        Args:
-            X: Frame or array ``(N, d)``.
-            y: Targets ``(N,)`` or ``(N, O)``.
-            checkpoint: Folder; a fit of the same data and options that was stopped goes on from
-                there and ends bitwise as if it had not been.
-            callbacks: Each is called with every :class:`whvi.training.history.StepRecord`.
-        """
-        table, named = self._table(X, reset=True)
-        values, names = regression_targets(y, len(table))
-        targets, scaling = self._scaled(values)
-        trained = self._fit_network(
-            table,
-            targets,
-            targets.shape[1],
-            named=named,
-            target_names=names,
-            checkpoint=checkpoint,
-            callbacks=callbacks,
-        )
-        _set_units(trained.ensemble.likelihood, scaling)
-        self._take_targets(names, None)
-        return self
 
     def _candidates(self, num_rows: int) -> tuple[str, ...]:
         if self.likelihood == "auto":
@@ -141,41 +112,50 @@ class WHVIRegressor(RegressorMixin, WHVIEstimator):  # type: ignore[misc]  # no 
             )
         return (self.likelihood,)
 
-    def _scaled(self, y: NDArray[np.float64]) -> tuple[torch.Tensor, Standardizer | None]:
-        """Return what the networks see, ``(N, O)`` float32: standard units, or counts."""
-        rows = y.reshape(len(y), -1)
+    def _targets(self, y: Any, num_rows: int) -> Targets:
+        names = target_names(y)
+        array = np.asarray(y)
+        if array.dtype.kind in "OUS":
+            try:
+                array = array.astype(np.float64)
+            except (TypeError, ValueError) as error:
+                raise DataError(f"targets must be numbers, but {error}") from error
+        array = check_array(array, ensure_2d=False, ensure_all_finite=False, dtype="numeric")
+        if array.ndim == 2 and array.shape[1] == 1:
+            array = column_or_1d(array, warn=True)
+        check_rows(array, num_rows)
+        rows = array.astype(np.float64).reshape(num_rows, -1)
+        _check_finite(rows, names)
         if self.likelihood == "poisson":
-            bad = np.argwhere((rows < 0) | (rows != np.floor(rows)))
-            if len(bad):
-                raise DataError(
-                    f"targets of a Poisson must be counts 0, 1, 2, …; row {int(bad[0][0])} holds "
-                    f"{rows[tuple(bad[0])]}"
-                )
-            return torch.as_tensor(rows, dtype=torch.float32), None
-        scaling = Standardizer.fit(rows)
-        return torch.as_tensor(scaling.transform(rows), dtype=torch.float32), scaling
+            _check_counts(rows)
+            scaling, values = None, rows
+        else:
+            scaling = Standardizer.fit(rows)
+            values = scaling.transform(rows)
+        seen = torch.as_tensor(values, dtype=torch.float32)
+        return Targets(seen, rows.shape[1], names, scaling=scaling)
 
-    def _take_targets(self, names: Sequence[str], classes: Any) -> None:
-        self.target_name_ = names[0]
-        self.n_outputs_ = self._architecture.num_outputs
+    def _evaluate(self, X: Any, of: Callable[[Predictive], Tensor]) -> NDArray[np.float64]:
+        table = self._checked(X)
+        return self._predictor.evaluate(table, of)
 
     def predict(self, X: Any, return_std: bool = False) -> Any:
         """Return the mean ``(N[, O])``, and if asked the standard deviation, noise included."""
         if not return_std:
-            return self._by_block(X, lambda p: p.mean)
-        both = self._by_block(X, lambda p: torch.stack([p.mean, p.std], dim=-1))
+            return self._evaluate(X, lambda p: p.mean)
+        both = self._evaluate(X, lambda p: torch.stack([p.mean, p.std], dim=-1))
         return both[..., 0], both[..., 1]
 
     def predict_interval(self, X: Any, level: float = 0.9) -> ArrayInterval:
         """Return the ends of the central intervals that hold probability ``level``."""
-        ends = self._by_block(X, lambda p: torch.stack(tuple(p.interval(level)), dim=-1))
+        ends = self._evaluate(X, lambda p: torch.stack(tuple(p.interval(level)), dim=-1))
         return ArrayInterval(ends[..., 0], ends[..., 1])
 
     def predict_quantiles(
         self, X: Any, quantiles: Sequence[float] = (0.05, 0.5, 0.95)
     ) -> NDArray[np.float64]:
         """Return the quantiles ``(N[, O], K)`` at K levels."""
-        return self._by_block(X, lambda p: p.quantile(list(quantiles)).movedim(0, -1))
+        return self._evaluate(X, lambda p: p.quantile(list(quantiles)).movedim(0, -1))
 
     def sample_y(self, X: Any, n_samples: int = 1, random_state: Any = None) -> NDArray[np.float64]:
         """Draw ``(N[, O], n_samples)`` outcomes, noise included.
@@ -183,9 +163,10 @@ class WHVIRegressor(RegressorMixin, WHVIEstimator):  # type: ignore[misc]  # no 
         One sample follows one function through all rows, with fresh noise per row.
         """
         check_positive_int("n_samples", n_samples)
-        generator = torch.Generator(self._rows(X).device)
+        predictive = self.predict_dist(X)
+        generator = torch.Generator(predictive.mean.device)
         generator.manual_seed(int(check_random_state(random_state).randint(2**31 - 1)))
-        draws = self.predict_dist(X).sample(n_samples, generator=generator)
+        draws = predictive.sample(n_samples, generator=generator)
         samples: NDArray[np.float64] = draws.movedim(0, -1).cpu().numpy()
         return samples
 
@@ -195,9 +176,21 @@ class WHVIRegressor(RegressorMixin, WHVIEstimator):  # type: ignore[misc]  # no 
         return tags
 
 
-def _set_units(likelihood: Likelihood, scaling: Standardizer | None) -> None:
-    """Give the likelihood, float64 by now, the units of the user's targets."""
-    if scaling is not None:
-        buffers = dict(likelihood.named_buffers())
-        buffers["target_mean"].copy_(torch.as_tensor(scaling.mean))
-        buffers["target_scale"].copy_(torch.as_tensor(scaling.scale))
+def _check_finite(y: NDArray[np.float64], names: tuple[str, ...]) -> None:
+    bad = np.argwhere(~np.isfinite(y))
+    if len(bad):
+        row, column = bad[0]
+        raise DataError(
+            f"target {names[column]!r} holds {len(bad)} values that are missing or infinite "
+            f"(first: {'NaN' if np.isnan(y[row, column]) else 'infinity'} in row {row}); drop "
+            "these rows"
+        )
+
+
+def _check_counts(y: NDArray[np.float64]) -> None:
+    bad = np.argwhere((y < 0) | (y != np.floor(y)))
+    if len(bad):
+        raise DataError(
+            f"targets of a Poisson must be counts 0, 1, 2, …; row {bad[0][0]} holds "
+            f"{y[tuple(bad[0])]}"
+        )

@@ -1,28 +1,124 @@
-"""How an ensemble is trained: rows that are left out, and learning rates that are tried in turn."""
+"""How an ensemble is trained: the defaults by number of rows, rows left out, learning rates."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from whvi.errors import NumericalError
+from whvi._checks import check_positive, check_positive_int
+from whvi.errors import ConfigError, NumericalError
 from whvi.likelihoods import BalancedGradients, HeteroscedasticGaussian, Likelihood
-from whvi.tabular.ensemble import Ensemble
 from whvi.tabular.networks import reset_network
-from whvi.tabular.plan import Plan
-from whvi.training import fit
+from whvi.tabular.predictor import Architecture, Functions, draw_layers
+from whvi.training import FitConfig, fit
+from whvi.training.config import seeded_generator
 from whvi.training.history import History, StepRecord
-from whvi.training.seeds import seeded_generator
 
 T = TypeVar("T")
 
+FEW_ROWS = 3000
+"""Below, members leave out different rows; from here on all leave out the same ones."""
+
 _RATE_FACTORS = (1.0, 0.3, 0.1)  # on the learning rate, tried in turn
 _FEWEST_ROWS = 10  # with fewer, nothing is left out: two rows cannot judge eight
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """Shape of the networks and how they are trained.
+
+    Attributes:
+        hidden: Widths of the hidden layers.
+        features: As in :func:`whvi.tabular.networks.build_network`.
+        members: Networks of the ensemble.
+        steps, batch, learning_rate: Of Adam.
+        beta: Weight of the KL; below 1 the objective is tempered and no longer a bound.
+        validation_fraction: Share of the rows that each member leaves out for early stopping and
+            for the calibration of the noise.
+        rotate: Whether every member leaves out rows of its own, or all the same.
+    """
+
+    hidden: tuple[int, ...]
+    features: str
+    members: int
+    steps: int
+    batch: int
+    learning_rate: float
+    beta: float
+    validation_fraction: float
+    rotate: bool
+
+    def fit_config(self, seed: int, *, factor: float = 1.0) -> FitConfig:
+        """Return the options of :func:`whvi.fit`; ``factor`` lowers the learning rate."""
+        every = max(1, self.steps // 20)
+        return FitConfig(
+            num_steps=self.steps,
+            batch_size=self.batch,
+            learning_rate=factor * self.learning_rate,
+            beta=self.beta,
+            eval_every=every,
+            patience=8 if self.validation_fraction else None,
+            record_every=max(1, self.steps // 100),
+            seed=seed,
+        )
+
+
+def plan_for(
+    num_rows: int,
+    *,
+    hidden: int | Sequence[int] | None = None,
+    members: int | None = None,
+    max_iter: int | None = None,
+    validation_fraction: float | None = None,
+    beta: float | None = None,
+) -> Plan:
+    """Choose what the user left open by the number of rows.
+
+    Few rows: eight narrow networks, each of which leaves out another tenth, so that the ensemble
+    has seen every row. Many rows: four wide networks and one common part for validation.
+    """
+    few = num_rows < FEW_ROWS
+    members = _default(members, 8 if few else 4)
+    check_positive_int("n_members", members)
+    steps = _default(max_iter, 8000 if few else 3000)
+    check_positive_int("max_iter", steps)
+    share = _default(validation_fraction, 0.1)
+    if isinstance(share, bool) or not isinstance(share, int | float) or not 0 <= share < 1:
+        raise ConfigError(f"validation_fraction must lie in [0, 1), got {share!r}")
+    beta = _default(beta, 0.3 if few else 0.2)
+    check_positive("beta", beta)
+    return Plan(
+        hidden=_widths(hidden, (128, 128) if few else (512, 512, 512)),
+        features="relu" if few else "sine",
+        members=members,
+        steps=steps,
+        batch=32 if few else 128,
+        learning_rate=1.5e-2 if few else 2e-2,
+        beta=float(beta),
+        validation_fraction=float(share),
+        rotate=few and members > 1,
+    )
+
+
+def _widths(hidden: int | Sequence[int] | None, default: tuple[int, ...]) -> tuple[int, ...]:
+    if hidden is None:
+        return default
+    widths = (hidden,) if isinstance(hidden, int) else tuple(int(width) for width in hidden)
+    if not widths:
+        raise ConfigError("hidden_layer_sizes must name at least one layer, such as (128, 128)")
+    for width in widths:
+        check_positive_int("every entry of hidden_layer_sizes", width)
+    return widths
+
+
+def _default(value: T | None, default: T) -> T:
+    return default if value is None else value
 
 
 def train_finite(train: Callable[[float], T]) -> T:
@@ -70,22 +166,25 @@ class Folds(NamedTuple):
 class Trained(NamedTuple):
     """A trained ensemble, the record of its training, and which rows it left out."""
 
-    ensemble: Ensemble
+    architecture: Architecture
+    model: nn.Sequential
+    likelihood: Likelihood
     history: History
     folds: Folds
 
+    def draw_functions(self, num_draws: int, seed: int) -> Functions:
+        """Draw ``num_draws`` functions over all members, at least one of each."""
+        device = next(self.model.parameters()).device
+        generator = seeded_generator("predict", seed, device=device)
+        per_member = -(-num_draws // self.architecture.members)
+        layers = draw_layers(self.model, per_member, generator)
+        return Functions(self.architecture.features, layers)
+
 
 def train_ensemble(
-    build: Callable[[], tuple[nn.Sequential, Likelihood]],
-    x: Tensor,
-    y: Tensor,
-    plan: Plan,
-    *,
-    num_draws: int,
-    seed: int,
-    session: Session,
+    architecture: Architecture, x: Tensor, y: Tensor, plan: Plan, *, seed: int, session: Session
 ) -> Trained:
-    """Train the networks that ``build`` makes on ``x (N, in)`` and ``y (N, out)``.
+    """Train networks on ``x (N, in)`` and ``y (N, out)``, which are on the device to use.
 
     Should the objective leave the finite numbers, training starts again with a smaller rate.
     """
@@ -96,7 +195,10 @@ def train_ensemble(
     held_out = None if folds.held_out is None else (x[folds.held_out], y[folds.held_out])
 
     def train(factor: float) -> Trained:
-        model, likelihood = build()
+        model, likelihood = architecture.build()
+        if architecture.likelihood == "poisson":
+            likelihood.set_target_scaling(y.cpu())
+        model, likelihood = model.to(x.device), likelihood.to(x.device)
         reset_network(model, seeded_generator("start", seed))
         trained_by = likelihood
         if isinstance(likelihood, HeteroscedasticGaussian):
@@ -112,8 +214,7 @@ def train_ensemble(
             checkpoint=None if folder is None else os.fspath(folder),
             progress=session.progress,
         )
-        ensemble = Ensemble(model, likelihood, num_draws=num_draws, seed=seed)
-        return Trained(ensemble, history, folds)
+        return Trained(architecture, model, likelihood, history, folds)
 
     return train_finite(train)
 

@@ -1,32 +1,129 @@
-r"""A perceptron by local reparameterization as one autograd node.
+r"""A plain network as a list of kernel calls: what ``whvi.fit`` runs in place of the layers.
 
 At the paper's sizes (width 128, batch 64) a training step spends more time between operations than
-in them. A :class:`Chain` runs the layers of an ``nn.Sequential`` one after the other inside a
-single node, and forms their KL there too, with the same kernels and the same noise as the layers.
+in them. For an ``nn.Sequential`` of linear layers and activations, :func:`compile_model` makes a
+:class:`CompiledModel`: every module becomes a *link* with a forward and a backward pass by hand,
+which call the kernels that the layers call, with the same noise.
+
+    forward:    f = link_L(… link_1(x)),   kl = Σ_l KL(q_l ‖ p_l)
+    backward:   the links in reverse order; the gradients of the KL are added to theirs
+
+Values are those of the layers bit by bit; gradients agree to rounding. A model is compiled only if
+nothing can be missed that way: :func:`why_not_compiled` names what stands against it, such as a
+hook. ``FitConfig(compiled=False)`` always runs the layers.
 """
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any, cast, final
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
+from torch.nn.modules import module as nn_module
 
-from whvi._kernel.backend import kernel_takes
-from whvi._kernel.blocks import prepared_call
-from whvi._kernel.dense import KERNEL_OUTPUTS, local_backward, local_forward
+from whvi._kernel.backend import backend, kernel_takes
+from whvi._kernel.dense import local_backward, local_forward
+from whvi._kernel.kl import add_kl_gradients, kl_forward
 from whvi._kernel.noise import normal_from_seed
-from whvi._kernel.product import Operands, product_backward, product_forward
-from whvi.layers.linear import MeanFieldLinear, RandomLinear, WHVILinear
+from whvi._kernel.product import PreparedProduct, prepare, product_backward, product_forward
+from whvi.layers.linear import MeanFieldLinear, WHVILinear
+from whvi.layers.matrix import RandomMatrix
+from whvi.layers.meanfield import DenseGaussianMatrix
 from whvi.layers.sines import Sine, Tile
-from whvi.layers.structured import StructuredWeight
+from whvi.layers.structured import StructuredMatrix
 from whvi.posteriors import DiagonalGaussian
-from whvi.posteriors.diagonal import add_kl_gradients, kl_in_kernel
 from whvi.priors import EmpiricalBayesPrior, FixedPrior
 from whvi.sampling import LocalReparameterization
 
 Kept = tuple[Any, ...]
+Gradients = list[Tensor | None]  # of the input, then of the parameters of a link
+
+_LINEAR = (WHVILinear, MeanFieldLinear)
+
+
+def compile_model(model: nn.Module) -> CompiledModel | None:
+    """Return ``model`` as kernel calls; ``None`` where :func:`why_not_compiled` has a reason."""
+    return None if why_not_compiled(model) else CompiledModel(cast(nn.Sequential, model))
+
+
+def why_not_compiled(model: nn.Module) -> str | None:
+    """Return why ``model`` has to run by its layers; ``None`` if it can be compiled."""
+    if backend.kernel is None:
+        return f"the compiled kernel is off: {backend.reason}"
+    if type(model) is not nn.Sequential or not len(model):
+        return f"only a plain nn.Sequential with modules is compiled, not {type(model).__name__}"
+    if any(_GLOBAL_HOOKS):
+        return "there are hooks on all modules"
+    for name, module in model.named_modules():
+        if any(_hooks(module)):
+            return f"module {name!r} has hooks"
+        if "forward" in vars(module) or module._compiled_call_impl is not None:
+            return f"module {name!r} has a forward of its own"
+    modules = list(model)[type(model[0]) is Tile :]
+    for module in modules:
+        if reason := _why_no_link(module):
+            return f"{type(module).__name__} {reason}"
+    return _why_no_chain(modules) or _why_no_memory(CompiledModel(model).parameters)
+
+
+_GLOBAL_HOOKS = [
+    nn_module._global_forward_hooks,
+    nn_module._global_forward_pre_hooks,
+    nn_module._global_backward_hooks,
+    nn_module._global_backward_pre_hooks,
+]
+
+
+def _hooks(module: nn.Module) -> list[dict[int, Any]]:
+    forward = [module._forward_hooks, module._forward_pre_hooks]
+    return [*forward, module._backward_hooks, module._backward_pre_hooks]
+
+
+def _why_no_link(module: nn.Module) -> str | None:
+    """Look at one module; exact types, because a subclass or a parametrization may do anything."""
+    if type(module) in (nn.ReLU, Sine):
+        return None
+    if type(module) not in _LINEAR:
+        return "is not among the modules that can be compiled"
+    layer = cast(WHVILinear | MeanFieldLinear, module)
+    matrix: RandomMatrix = layer.matrix
+    known = (StructuredMatrix, DenseGaussianMatrix)
+    if type(matrix) not in known or layer.bias_posterior is not None:
+        return "has a weight or a bias that is not compiled"
+    if isinstance(matrix, StructuredMatrix) and matrix.plan.is_column:
+        return "with one input or output is not compiled"
+    if type(matrix.posterior) is not DiagonalGaussian:
+        return f"with a {type(matrix.posterior).__name__} is not compiled"
+    if type(matrix.prior) not in (EmpiricalBayesPrior, FixedPrior):
+        return f"with a {type(matrix.prior).__name__} is not compiled"
+    return None
+
+
+def _why_no_chain(modules: list[nn.Module]) -> str | None:
+    """Look at how modules follow one another; misfits are left to the layers to refuse."""
+    layers = [module for module in modules if isinstance(module, _LINEAR)]
+    # an activation writes over what the layer before it gave, and over gradients from behind
+    if not layers or modules[0] is not layers[0] or modules[-1] is not layers[-1]:
+        return "the first and the last module must be linear layers"
+    if len(set(layers)) < len(layers):
+        return "a layer occurs twice"
+    for one, other in pairwise(layers):
+        if (one.out_features, one.batch_shape) != (other.in_features, other.batch_shape):
+            return "the sizes of its layers do not fit"
+    return None
+
+
+def _why_no_memory(given: list[nn.Parameter | None]) -> str | None:
+    parameters = [p for p in given if p is not None]
+    if len(set(parameters)) < len(parameters):
+        return "a parameter is used twice"
+    for p in parameters:
+        if p._backward_hooks or p._post_accumulate_grad_hooks:
+            return "a parameter has hooks"
+        if not kernel_takes(p) or p.dtype is not parameters[0].dtype or not p.is_contiguous():
+            return "its parameters are not contiguous CPU tensors of one type, float32 or float64"
+    return None
 
 
 @final
@@ -34,51 +131,45 @@ class _StructuredLink:
     """``WHVILinear`` with a diagonal posterior and a deterministic bias, or none."""
 
     def __init__(self, layer: WHVILinear) -> None:
-        weight = cast(StructuredWeight, layer.weight)
-        posterior = cast(DiagonalGaussian, weight.posterior)
-        self._plan, self._batch_ndim = weight.plan, len(layer.batch_shape)
-        bias = None if layer.bias is None else layer.bias.value
-        # in the order of Operands after x
-        self.parameters = [weight.s1, posterior.loc, weight.s2, posterior.log_scale, bias]
+        matrix = layer.matrix
+        q = cast(DiagonalGaussian, matrix.posterior)
+        self._plan, self._shape = matrix.plan, matrix.s1.shape
+        # in the order of the operands after x
+        self.parameters = [matrix.s1, q.loc, matrix.s2, q.log_scale, layer.bias]
         self.random = (1, 3)  # where loc and log_scale stand among them
-        self.prior = weight.prior
+        self.kl_term = q.kl_term(matrix.prior)
 
     def forward(self, x: Tensor, sampler: LocalReparameterization) -> tuple[Tensor, Kept]:
-        loc = cast(Tensor, self.parameters[1])
-        call = prepared_call(x.shape, loc.shape, self._batch_ndim, self._plan, True)
-        seed = sampler.next_seed()
-        operands = Operands(x, *self.parameters)  # type: ignore[arg-type]  # bias may be None
-        y, noise = product_forward(operands, call, seed, True)
-        return y, (x, call, seed, noise)
+        shape, seed = self._shape, sampler.next_seed()
+        # layers always fit into the loops of the kernel
+        prepared = cast(PreparedProduct, prepare(x.shape, shape, shape, shape, self._plan, True))
+        y, noise = product_forward((x, *self.parameters), prepared, seed, True)
+        return y, (x, prepared, seed, noise)
 
-    def backward(self, kept: Kept, grad: Tensor, wants_x: bool) -> list[Tensor | None]:
-        x, call, seed, noise = kept
-        operands = Operands(x, *self.parameters)  # type: ignore[arg-type]  # bias may be None
-        return product_backward(operands, call, seed, noise, grad, wants_x)
+    def backward(self, kept: Kept, grad: Tensor, wants_x: bool) -> Gradients:
+        x, prepared, seed, noise = kept
+        return product_backward((x, *self.parameters), prepared, seed, noise, grad, wants_x)
 
 
 @final
 class _DenseLink:
-    """``MeanFieldLinear``."""
+    """``MeanFieldLinear`` with a deterministic bias, or none."""
 
     def __init__(self, layer: MeanFieldLinear) -> None:
-        posterior = cast(DiagonalGaussian, layer.weight.posterior)
-        self._loc, self._log_scale = posterior.loc, posterior.log_scale
-        self._bias = None if layer.bias is None else layer.bias.value
-        self.parameters = [self._loc, self._log_scale, self._bias]
+        q = layer.matrix.posterior
+        self.parameters = [q.loc, q.log_scale, layer.bias]
         self.random = (0, 1)
-        self.prior = layer.weight.prior
+        self.kl_term = q.kl_term(layer.matrix.prior)
         self._out_features = layer.out_features
-        self._in_kernel = layer.out_features <= KERNEL_OUTPUTS
 
     def forward(self, x: Tensor, sampler: LocalReparameterization) -> tuple[Tensor, Kept]:
         shape = (*x.shape[:-1], self._out_features)
         noise = normal_from_seed(shape, sampler.next_seed(), dtype=x.dtype)
-        given = (self._loc, self._log_scale, self._bias)
-        return local_forward(x, *given, noise, in_kernel=self._in_kernel)
+        loc, log_scale, bias = self.parameters
+        return local_forward(x, cast(Tensor, loc), cast(Tensor, log_scale), bias, noise)
 
-    def backward(self, kept: Kept, grad: Tensor, wants_x: bool) -> list[Tensor | None]:
-        return list(local_backward(kept, grad, wants_x, in_kernel=self._in_kernel))
+    def backward(self, kept: Kept, grad: Tensor, wants_x: bool) -> Gradients:
+        return list(local_backward(kept, grad, wants_x))
 
 
 @final
@@ -90,7 +181,7 @@ class _ReluLink:
     def forward(self, x: Tensor, sampler: LocalReparameterization) -> tuple[Tensor, Kept]:
         return x.clamp_min_(0), (x,)
 
-    def backward(self, kept: Kept, grad: Tensor, wants_x: bool) -> list[Tensor | None]:
+    def backward(self, kept: Kept, grad: Tensor, wants_x: bool) -> Gradients:
         """Mask ``grad``, writing over it: it came from the link behind, nobody else has it."""
         return [torch.ops.aten.threshold_backward(grad, kept[0], 0, grad_input=grad)]
 
@@ -104,109 +195,67 @@ class _SineLink:
     def forward(self, x: Tensor, sampler: LocalReparameterization) -> tuple[Tensor, Kept]:
         return torch.sin(x).mul_(Sine.SCALE), (x,)
 
-    def backward(self, kept: Kept, grad: Tensor, wants_x: bool) -> list[Tensor | None]:
+    def backward(self, kept: Kept, grad: Tensor, wants_x: bool) -> Gradients:
         return [grad.mul_(torch.cos(kept[0])).mul_(Sine.SCALE)]
 
 
-_Layer = _StructuredLink | _DenseLink
-_Activation = _ReluLink | _SineLink
-Link = _Layer | _Activation
+_LINKS: dict[type, Any] = {
+    WHVILinear: _StructuredLink,
+    MeanFieldLinear: _DenseLink,
+    nn.ReLU: lambda module: _ReluLink(),
+    Sine: lambda module: _SineLink(),
+}
 
 
 @final
-class Chain:
-    """The layers of a model, ready to run as one node; see :meth:`of`."""
+class CompiledModel:
+    """Function values and KL of a model, and their gradients; see :func:`compile_model`.
 
-    def __init__(self, links: list[Link], first: RandomLinear, tile: nn.Module | None) -> None:
-        self.links = links
-        self.first, self.tile = first, tile
-        self.parameters = [p for link in links for p in link.parameters]
-        self.layers = [link for link in links if isinstance(link, _Layer)]
-        self.priors = [layer.prior for layer in self.layers]
-        self.locs = [cast(Tensor, layer.parameters[layer.random[0]]) for layer in self.layers]
-        self.log_scales = [cast(Tensor, layer.parameters[layer.random[1]]) for layer in self.layers]
+    ``parameters`` lists what :meth:`backward` gives gradients of, ``None`` for a missing bias.
+    """
 
-    @classmethod
-    def of(cls, model: nn.Module) -> Chain | None:
-        """Return the chain of a plain ``nn.Sequential`` that the kernel can run, else ``None``."""
-        if type(model) is not nn.Sequential or not len(model) or _has_hooks(model):
-            return None
+    def __init__(self, model: nn.Sequential) -> None:
         modules = list(model)
-        tile = modules.pop(0) if isinstance(modules[0], Tile) else None
-        links = [_link(module) for module in modules]
-        if not links or not all(links) or not isinstance(modules[0], RandomLinear):
-            return None
-        if isinstance(links[-1], _Activation):  # it would write over the gradient of the output
-            return None
-        chain = cls(cast(list[Link], links), modules[0], tile)
-        dtype = chain.first.weight.posterior.loc.dtype
-        given = [p for p in chain.parameters if p is not None]
-        usable = all(kernel_takes(p) and p.dtype is dtype and p.is_contiguous() for p in given)
-        return chain if usable else None
+        self._tile = modules.pop(0) if type(modules[0]) is Tile else None
+        self._first = cast(WHVILinear | MeanFieldLinear, modules[0])
+        self._links = [_LINKS[type(module)](module) for module in modules]
+        self._hooks = [hooks for module in model.modules() for hooks in _hooks(module)]
+        self._kl_terms = [link.kl_term for link in self._links if link.parameters]
+        self.parameters: list[nn.Parameter | None] = []
+        for link in self._links:
+            self.parameters += link.parameters
 
-    def __call__(self, x: Tensor, sampler: LocalReparameterization) -> tuple[Tensor, Tensor]:
-        """Return what the model would give for ``x (*batch_shape, *inner, in)``, and its KL."""
-        if self.tile is not None:
-            x = self.tile(x)
-        self.first._check(x)
-        # apply() is not annotated in torch.
-        values = _ChainFunction.apply(self, sampler, x, *self.parameters)  # type: ignore[no-untyped-call]
-        return cast(tuple[Tensor, Tensor], values)
+    @property
+    def is_current(self) -> bool:
+        """Whether the model still has no hooks; a callback may have added some."""
+        return not any(self._hooks)
 
+    def forward(self, x: Tensor, sampler: LocalReparameterization) -> tuple[Tensor, Tensor, Kept]:
+        """Return ``model(x)``, ``kl(model)`` and what :meth:`backward` needs, outside autograd.
 
-def _has_hooks(model: nn.Module) -> bool:
-    return any(
-        module._forward_hooks or module._forward_pre_hooks or module._backward_hooks
-        for module in model.modules()
-    )
-
-
-def _link(module: nn.Module) -> Link | None:
-    if type(module) is nn.ReLU:
-        return _ReluLink()
-    if type(module) is Sine:
-        return _SineLink()
-    if not isinstance(module, RandomLinear):
-        return None
-    if module.bias is not None and module.bias.value is None:
-        return None
-    if not isinstance(module.weight.posterior, DiagonalGaussian):
-        return None
-    if not isinstance(module.weight.prior, EmpiricalBayesPrior | FixedPrior):
-        return None
-    if isinstance(module, WHVILinear):
-        column = cast(StructuredWeight, module.weight).plan.is_column
-        return None if column else _StructuredLink(module)
-    return _DenseLink(module) if isinstance(module, MeanFieldLinear) else None
-
-
-class _ChainFunction(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any, chain: Chain, sampler: LocalReparameterization, x: Tensor, *parameters: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        ctx.chain, ctx.kept = chain, []
-        for link in chain.links:
+        ``x`` is ``(*batch_shape, *inner, in_features)``; call it under ``torch.no_grad()``.
+        """
+        if self._tile is not None:
+            x = self._tile(x)
+        self._first._check(x)
+        links: list[Kept] = []
+        for link in self._links:
             x, kept = link.forward(x, sampler)
-            ctx.kept.append(kept)
-        kl, ctx.variances = kl_in_kernel(chain.priors, chain.locs, chain.log_scales)
-        return x, kl
+            links.append(kept)
+        kl, variances = kl_forward(self._kl_terms, self._first.batch_shape)
+        return x, kl, (links, variances)
 
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor, grad_kl: Tensor) -> tuple[Any, ...]:
-        chain: Chain = ctx.chain
-        gradients: list[Tensor | None] = []
-        into: list[tuple[Tensor, Tensor]] = []
-        last = len(chain.links) - 1
-        for i in range(last, -1, -1):
-            link = chain.links[i]
-            wants_x = i > 0 or ctx.needs_input_grad[2]
-            to_x, *to_parameters = link.backward(ctx.kept[i], grad, wants_x)
-            gradients = to_parameters + gradients
-            if isinstance(link, _Layer):
+    def backward(self, kept: Kept, grad: Tensor, grad_kl: Tensor) -> Gradients:
+        """Return the gradients of ``parameters``, given those of the two values of forward."""
+        links, variances = kept
+        gradients: list[Gradients] = []
+        into: list[tuple[Any, Any]] = []
+        for i in reversed(range(len(self._links))):
+            link = self._links[i]
+            grad, *to_parameters = link.backward(links[i], grad, i > 0)
+            gradients.append(to_parameters)
+            if link.parameters:
                 loc, log_scale = link.random
-                into.insert(0, cast(Any, (to_parameters[loc], to_parameters[log_scale])))
-            grad = cast(Tensor, to_x)
-        add_kl_gradients(grad_kl, chain.locs, chain.log_scales, ctx.variances, into)
-        return (None, None, grad, *gradients)
+                into.append((to_parameters[loc], to_parameters[log_scale]))
+        add_kl_gradients(grad_kl, self._kl_terms, variances, into[::-1])
+        return [g for link in reversed(gradients) for g in link]

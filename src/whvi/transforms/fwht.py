@@ -1,13 +1,13 @@
 r"""``fwht(x)``: multiply by the orthonormal Walsh-Hadamard matrix ``H`` in O(D log D).
 
-``H`` is symmetric and its own inverse, so the gradient of the transform is the transform. The
-public function is a front door that picks how to run it: the compiled kernel on CPU tensors, an
-operator that torch.compile can see, a function that torch.func can differentiate, or plain torch.
+``H`` is symmetric and its own inverse, so the gradient of the transform is the transform. It runs
+in the compiled kernel on CPU tensors, as an operator that torch.compile can see, as a function that
+torch.func can differentiate, or as plain matrix products.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -37,12 +37,11 @@ def fwht(x: Tensor, *, dim: int = -1, normalize: bool = True, out: Tensor | None
         before scaling, so entries beyond ``max / D`` of the data type may overflow.
     """
     _check(x, dim)
-    if dim != -1 and dim != x.dim() - 1:
-        moved = fwht(x.movedim(dim, -1), normalize=normalize).movedim(-1, dim)
-        return moved.contiguous() if out is None else _copy_out(moved, out)
     if out is not None:
-        return _write(x, out, normalize)
-    return _transform(x, normalize)
+        return _write(x, dim, normalize, out)
+    if dim == -1 or dim == x.dim() - 1:
+        return _transform(x, normalize)
+    return _transform(x.movedim(dim, -1), normalize).movedim(-1, dim).contiguous()
 
 
 def fwht_(x: Tensor, *, dim: int = -1, normalize: bool = True) -> Tensor:
@@ -74,13 +73,13 @@ def _transform(x: Tensor, normalize: bool) -> Tensor:
         compiling = torch.compiler.is_compiling() and not torch.compiler.is_exporting()
         use_operator = compiling and kernel is not None and x.device.type == "cpu"
         return _operator(x, normalize) if use_operator else fwht_plain(x, normalize)
-    # ignored below: torch does not annotate apply()
     if is_transformed():
+        # torch does not annotate apply()
         return _Composable.apply(x, normalize)  # type: ignore[no-untyped-call, no-any-return]
     if not kernel_takes(x):
         return fwht_plain(x, normalize)
     if x.requires_grad and torch.is_grad_enabled():
-        return _Direct.apply(x, normalize)  # type: ignore[no-untyped-call, no-any-return]
+        return cast(Tensor, _direct(x, normalize))
     return _run(x, normalize)
 
 
@@ -107,25 +106,8 @@ def _call_kernel(source: Tensor, target: Tensor, normalize: bool) -> None:
     )
 
 
-def _write(x: Tensor, out: Tensor, normalize: bool) -> Tensor:
-    _check_out(x, out)
-    shares_memory = x.data_ptr() != out.data_ptr() and _same_storage(x, out)
-    direct = kernel_takes(x) and kernel_takes(out) and out.is_contiguous() and x.is_contiguous()
-    if direct and not shares_memory:
-        _call_kernel(x, out, normalize)
-        # the kernel wrote behind autograd's back: let saved-tensor checks notice
-        if not out.is_inference():
-            torch._C._autograd._unsafe_set_version_counter((out,), (out._version + 1,))
-        return out
-    return _copy_out(_transform(x, normalize), out)
-
-
-def _copy_out(result: Tensor, out: Tensor) -> Tensor:
-    _check_out(result, out)
-    return out.copy_(result)
-
-
-def _check_out(x: Tensor, out: Tensor) -> None:
+def _write(x: Tensor, dim: int, normalize: bool, out: Tensor) -> Tensor:
+    """Write the transform of ``x`` to ``out``, directly if no other view of its memory is read."""
     if (out.shape, out.dtype, out.device) != (x.shape, x.dtype, x.device):
         raise ShapeError(
             f"out must be {tuple(x.shape)} {x.dtype} on {x.device}, "
@@ -133,10 +115,20 @@ def _check_out(x: Tensor, out: Tensor) -> None:
         )
     if torch.is_grad_enabled() and (x.requires_grad or out.requires_grad):
         raise ShapeError("fwht(out=...) is not differentiable: use it under torch.no_grad()")
+    direct = dim in (-1, x.dim() - 1) and x.is_contiguous() and out.is_contiguous()
+    if not (direct and kernel_takes(x) and kernel_takes(out)) or _overlap(x, out):
+        return out.copy_(fwht(x, dim=dim, normalize=normalize))
+    _call_kernel(x, out, normalize)
+    # the kernel wrote without autograd's knowledge: let saved-tensor checks notice
+    if not out.is_inference():
+        torch._C._autograd._unsafe_set_version_counter((out,), (out._version + 1,))
+    return out
 
 
-def _same_storage(x: Tensor, y: Tensor) -> bool:
-    return x.untyped_storage().data_ptr() == y.untyped_storage().data_ptr()
+def _overlap(x: Tensor, y: Tensor) -> bool:
+    """Tell whether two tensors are different views of one memory; in place is not meant."""
+    same_storage = x.untyped_storage().data_ptr() == y.untyped_storage().data_ptr()
+    return same_storage and x.data_ptr() != y.data_ptr()
 
 
 class _Direct(torch.autograd.Function):
@@ -150,6 +142,10 @@ class _Direct(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
         return _transform(grads[0], ctx.normalize), None
+
+
+# Function.apply without its search for torch.func wrappers: is_transformed() has excluded them
+_direct: Any = super(torch.autograd.Function, _Direct).apply
 
 
 class _Composable(torch.autograd.Function):

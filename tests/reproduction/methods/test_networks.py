@@ -85,7 +85,7 @@ def test_dropout_has_the_moments_of_its_masks(generator: torch.Generator) -> Non
     layer = PointLinear(6, 1, batch_shape=(2,))
     model = nn.Sequential(MCDropout(rate, batch_shape=(2,)), layer)
     x = torch.randn(1, 6, generator=generator)
-    f = draw_functions(model, x, num_samples=num_draws, generator=generator)[..., 0, 0].double()
+    f = draw_functions(model, x, num_draws=num_draws, generator=generator)[..., 0, 0].double()
     terms = (x[0, :, None] * layer.weight.detach())[..., 0].double()
     variance = terms.square().sum(-1) * rate / (1 - rate)
     error = (f.mean(-1) - terms.sum(-1)) / (variance / num_draws).sqrt()
@@ -102,7 +102,7 @@ def test_dropout_of_rate_zero_is_the_plain_network(generator: torch.Generator) -
     assert isinstance(last, PointLinear)
     hidden = (x @ first.weight + first.bias.unsqueeze(1)).relu()
     expected = hidden @ last.weight + last.bias.unsqueeze(1)
-    f = draw_functions(model, x, num_samples=3, generator=generator)
+    f = draw_functions(model, x, num_draws=3, generator=generator)
     assert torch.allclose(f, expected.unsqueeze(1).expand_as(f), atol=1e-5)
     dropped = build_network(3, [16], dropout=0.5, **plain)
     dropped.load_state_dict(
