@@ -50,7 +50,7 @@ def table_rows(folder: Path | None) -> Rows:
 def collapsed(rows: Rows, quick: bool) -> Predictive:
     model = RandomFeatureGP(rows[0].shape[1], NUM_FEATURES)
     model.fit(*rows[:2], starts=1 if quick else 3, iterations=5 if quick else 60)
-    return model.predict(rows[2])
+    return model.predictive(rows[2])
 
 
 def minibatches(rows: Rows, hidden: tuple[int, ...], quick: bool) -> Predictive:

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from reproduction.figure2.inducing import InducingBasis
 from whvi.errors import MissingDependencyError
-from whvi.gp.inducing import InducingBasis
 
 _JITTER = 1e-9
 

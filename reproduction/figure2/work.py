@@ -80,7 +80,7 @@ class Figure2Work:
             seed=unit.seed,
         )
         seconds = time.process_time() - begin  # on one thread: other programs do not count
-        mean, variance = fit.predict(test_x)
+        mean, variance = fit.function_moments(test_x)
         errors = test_y - mean
         total = variance + fit.noise_variance
         mnll = 0.5 * (errors.square() / total + total.log() + math.log(2 * math.pi)).mean()

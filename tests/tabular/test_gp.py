@@ -62,7 +62,7 @@ def test_defaults_search_with_few_features_and_end_with_many():
     assert (
         WHVIGPRegressor(weights="whvi", max_iter=3)
         .fit(*table(40))
-        .model_.layer.map.num_coefficients
+        .model_.layer.basis.num_coefficients
         == 64
     )
 

@@ -17,7 +17,7 @@ central limit theorem over ``D`` signs; small inputs are therefore padded to ``D
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import NamedTuple, final
+from typing import final
 
 import torch
 from torch import Tensor, nn
@@ -32,7 +32,7 @@ _LEAST_SIGNS = 64  # block size from which sums of signs are normal enough
 
 
 class Projection(nn.Module, ABC):
-    """A fixed linear map ``(..., d) → (..., J)``; its numbers are buffers, not parameters."""
+    """A linear map ``(..., d) → (..., J)``."""
 
     in_features: int
     num_frequencies: int
@@ -42,11 +42,21 @@ class Projection(nn.Module, ABC):
         check_last_dim("input", x, self.in_features)
         return self._project(x)
 
-    def dense(self) -> Tensor:
-        """Return ``Ω``, shape ``(d, J)``."""
-        buffer = next(b for b in self.buffers() if b.is_floating_point())
-        unit = torch.eye(self.in_features, dtype=buffer.dtype, device=buffer.device)
-        return self._project(unit)
+    def scaling(self, inverse_lengthscale: Tensor) -> Tensor:
+        """Turn ``1/ℓ (d,)`` into what :meth:`phases` needs, once for all rows."""
+        return inverse_lengthscale
+
+    def phases(self, x: Tensor, scaling: Tensor, dtype: torch.dtype) -> Tensor:
+        """Return ``x diag(1/ℓ) Ω``, shape ``(..., J)``, in ``dtype``, given :meth:`scaling`."""
+        phases: Tensor = self((x * scaling).to(dtype))
+        return phases
+
+    def learned_frequencies(self) -> list[nn.Parameter]:
+        """``Ω`` if it is trained, else nothing."""
+        return []
+
+    def restart(self, generator: torch.Generator) -> None:
+        """Draw new frequencies, if every start of a search has its own."""
 
     @abstractmethod
     def rescale(self, scale: Tensor) -> None:
@@ -54,10 +64,6 @@ class Projection(nn.Module, ABC):
 
     @abstractmethod
     def _project(self, x: Tensor) -> Tensor: ...
-
-    def extra_repr(self) -> str:
-        """Show the sizes."""
-        return f"{self.in_features} → {self.num_frequencies} frequencies"
 
 
 @final
@@ -75,6 +81,53 @@ class DenseProjection(Projection):
         self.in_features, self.num_frequencies = frequencies.shape
         self.register_buffer("frequencies", frequencies)
 
+    def rescale(self, scale: Tensor) -> None:
+        """See :meth:`Projection.rescale`."""
+        self.frequencies.mul_(scale)
+
+    def _project(self, x: Tensor) -> Tensor:
+        return x @ self.frequencies
+
+
+@final
+class MixtureProjection(Projection):
+    r"""``Ω`` as float64 parameters that every start draws anew: a mixture of RBF kernels.
+
+    ``ω = e^u z``, ``u ~ U(-1, 1)``, ``z ~ N(0, I)``: lengthscales between ``1/e`` and ``e``, slow
+    and fast waves side by side, give a higher bound than one lengthscale.
+
+    Args:
+        in_features, num_frequencies: ``d`` and ``J``.
+        learned: Whether the frequencies are trained (Lázaro-Gredilla et al., 2010).
+    """
+
+    def __init__(self, in_features: int, num_frequencies: int, *, learned: bool = False) -> None:
+        super().__init__()
+        self.in_features, self.num_frequencies = in_features, num_frequencies
+        zeros = torch.zeros(in_features, num_frequencies, dtype=torch.float64)
+        self.frequencies = nn.Parameter(zeros, requires_grad=learned)
+        self.learned = learned
+
+    def scaling(self, inverse_lengthscale: Tensor) -> Tensor:
+        """Return ``diag(1/ℓ) Ω``, shape ``(d, J)``: it is rounded after the product."""
+        return inverse_lengthscale.unsqueeze(-1) * self.frequencies
+
+    def phases(self, x: Tensor, scaling: Tensor, dtype: torch.dtype) -> Tensor:
+        """See :meth:`Projection.phases`."""
+        return x.to(dtype) @ scaling.to(dtype)
+
+    def learned_frequencies(self) -> list[nn.Parameter]:
+        """See :meth:`Projection.learned_frequencies`."""
+        return [self.frequencies] if self.learned else []
+
+    @torch.no_grad()
+    def restart(self, generator: torch.Generator) -> None:
+        """See :meth:`Projection.restart`."""
+        normal = _normals((self.in_features, self.num_frequencies), generator)
+        uniform = torch.rand(self.num_frequencies, generator=generator, dtype=torch.float64)
+        self.frequencies.copy_(normal * (2 * uniform - 1).exp())
+
+    @torch.no_grad()
     def rescale(self, scale: Tensor) -> None:
         """See :meth:`Projection.rescale`."""
         self.frequencies.mul_(scale)
@@ -169,13 +222,6 @@ class StructuredProjection(_BlockProjection):
         return structured_product(fwht(self.s3 * x), self.scale, self.s1, self.s2)
 
 
-class RandomFrequencies(NamedTuple):
-    """A projection, and independent normals ``(J, num_extra)`` that belong to its frequencies."""
-
-    projection: Projection
-    extra_normals: Tensor
-
-
 PROJECTIONS = ("iid", "orthogonal", "quasi", "fastfood", "structured")
 """The names that ``projection=`` accepts."""
 
@@ -187,8 +233,8 @@ def draw_frequencies(
     *,
     num_extra: int = 0,
     generator: torch.Generator | None = None,
-) -> RandomFrequencies:
-    """Draw a projection in float64.
+) -> tuple[Projection, Tensor]:
+    """Draw a projection, and normals ``(J, num_extra)`` that belong to its frequencies; float64.
 
     Args:
         name: One of :data:`PROJECTIONS`.
@@ -204,16 +250,17 @@ def draw_frequencies(
     d, J = in_features, num_frequencies
     if name == "quasi":
         points = _sobol_normals(J, d + num_extra, generator)
-        return RandomFrequencies(DenseProjection(points[:, :d].T.contiguous()), points[:, d:])
+        return DenseProjection(points[:, :d].T.contiguous()), points[:, d:]
     projection: Projection
     if name == "fastfood":
         projection = FastfoodProjection(d, J, generator)
     elif name == "structured":
         projection = StructuredProjection(d, J, generator)
+    elif name == "orthogonal":
+        projection = DenseProjection(_orthogonal(d, J, generator))
     else:
-        draw = _orthogonal if name == "orthogonal" else _independent
-        projection = DenseProjection(draw(d, J, generator))
-    return RandomFrequencies(projection, _normals((J, num_extra), generator))
+        projection = DenseProjection(_normals((d, J), generator))
+    return projection, _normals((J, num_extra), generator)
 
 
 def _normals(shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
@@ -235,10 +282,6 @@ def _permutations(num: int, size: int, generator: torch.Generator | None) -> Ten
     """One permutation per block, as indices into the flattened blocks, ``(num · size,)``."""
     ranks = torch.rand((num, size), generator=generator, dtype=torch.float64).argsort(-1)
     return (ranks + size * torch.arange(num).unsqueeze(-1)).flatten()
-
-
-def _independent(d: int, J: int, generator: torch.Generator | None) -> Tensor:
-    return _normals((d, J), generator)
 
 
 def _orthogonal(d: int, J: int, generator: torch.Generator | None) -> Tensor:

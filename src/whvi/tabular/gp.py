@@ -114,7 +114,7 @@ class WHVIGPRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]  # n
         """Return the mean ``(N,)``, and with ``return_std`` the standard deviation of targets."""
         x = self._rows(X)
         if return_std:
-            moments = self.model_.predict_function(x)
+            moments = self.model_.function_moments(x)
             return moments.mean.numpy(), (moments.variance + self.noise_std_**2).sqrt().numpy()
         mean: NDArray[np.float64] = self.model_.predict_mean(x).numpy()
         return mean
@@ -122,7 +122,7 @@ class WHVIGPRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]  # n
     def predict_dist(self, X: Any) -> Predictive:
         """Return the predictive distribution: mean, std, epistemic, aleatoric, quantiles, …."""
         x = self._rows(X)
-        return self.model_.predict(x)
+        return self.model_.predictive(x)
 
     def predict_interval(self, X: Any, level: float = 0.9) -> ArrayInterval:
         """Return arrays (lower, upper), ``(N,)`` each, that hold a target with this probability."""

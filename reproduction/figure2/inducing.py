@@ -49,9 +49,9 @@ class InducingBasis(Basis):
         """Distances and kernel values of a row."""
         return 4 * len(self.locations)
 
-    def num_shape_parameters(self, *, count_inducing: bool = True) -> int:
-        """The locations, if they count."""
-        return self.locations.numel() if count_inducing else 0
+    def trained_parameters(self) -> list[nn.Parameter]:
+        """Locations, lengthscales and variance."""
+        return [parameter for parameter in self.parameters() if parameter.requires_grad]
 
     def prior_variance(self) -> Tensor:
         """``k(x, x) = σ_f²``."""
@@ -92,19 +92,19 @@ def _rbf(a: Tensor, b: Tensor) -> Tensor:
     return (-0.5 * squares.clamp_min(0)).exp()
 
 
-def cluster_centres(x: Tensor, num: int, generator: torch.Generator) -> Tensor:
-    """Return ``num`` centres by Lloyd's algorithm from random rows, shape ``(num, d)``.
+def cluster_centres(x: Tensor, num_centres: int, generator: torch.Generator) -> Tensor:
+    """Return centres by Lloyd's algorithm from random rows, shape ``(num_centres, d)``.
 
     With fewer rows than centres, rows repeat with a little noise.
     """
-    rows = torch.randperm(len(x), generator=generator)[:num]
-    if len(rows) < num:
-        rows = torch.randint(len(x), (num,), generator=generator)
-    noise = torch.randn(num, x.shape[-1], generator=generator, dtype=torch.float64)
+    rows = torch.randperm(len(x), generator=generator)[:num_centres]
+    if len(rows) < num_centres:
+        rows = torch.randint(len(x), (num_centres,), generator=generator)
+    noise = torch.randn(num_centres, x.shape[-1], generator=generator, dtype=torch.float64)
     centres = x[rows].double() + 1e-3 * noise
     for _ in range(_LLOYD_STEPS):
         nearest = torch.cdist(x.double(), centres).argmin(-1)
         sums = torch.zeros_like(centres).index_add_(0, nearest, x.double())
-        counts = torch.bincount(nearest, minlength=num).unsqueeze(-1)
+        counts = torch.bincount(nearest, minlength=num_centres).unsqueeze(-1)
         centres = torch.where(counts > 0, sums / counts.clamp_min(1), centres)
     return centres
