@@ -325,6 +325,16 @@ def test_gauss_newton_is_for_many_rows_of_structured_weights(monkeypatch, weight
     assert seen == [expected]
 
 
+@pytest.mark.parametrize("weights", ["whvi", "full"])
+def test_steps_have_gradient_zero_and_can_be_fitted(weights):
+    x, y = data(300)
+    model = RandomFeatureGP(2, 256, kernel="arccos0", weights=weights)
+    model.fit(x, y, starts=1, iterations=10)
+    test_x, test_y = data(200, noise=0.0, seed=5)
+    assert (model.predictive(test_x).mean - test_y).square().mean().sqrt() < 0.5 * test_y.std()
+    assert not model.gradient(test_x).any()
+
+
 def test_constant_columns_and_targets_and_targets_with_an_axis():
     x, y = data(50)
     x[:, 1] = 7.0

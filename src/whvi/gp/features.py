@@ -153,8 +153,8 @@ class ArcCosine(Kernel):
         return matrix
 
     def waves(self, phases: Tensor) -> Tensor:
-        """Return steps or ReLUs of the phases."""
-        return (phases > 0).to(phases.dtype) if self.order == 0 else phases.relu()
+        """Return steps (whose gradient is zero) or ReLUs of the phases."""
+        return phases.sign().relu() if self.order == 0 else phases.relu()
 
 
 KERNELS: dict[str, Kernel] = {

@@ -263,6 +263,18 @@ def draw_frequencies(
     return projection, _normals((J, num_extra), generator)
 
 
+def empty_projection(name: str, in_features: int, num_frequencies: int) -> Projection:
+    """Return a projection without numbers, on the meta device, into which a state is loaded.
+
+    Args:
+        name, in_features, num_frequencies: As in :func:`draw_frequencies`.
+    """
+    # kinds that are stored as a matrix differ in nothing but how it was drawn
+    kind = name if name in ("fastfood", "structured") or name not in PROJECTIONS else "iid"
+    with torch.device("meta"):
+        return draw_frequencies(kind, in_features, num_frequencies)[0]
+
+
 def _normals(shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
     return torch.randn(shape, generator=generator, dtype=torch.float64)
 
