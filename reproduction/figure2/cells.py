@@ -11,10 +11,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
+
 from reproduction.figure2.inducing import InducingBasis
 from whvi.errors import ConfigError
-from whvi.gp.basis import Basis, mixture_basis
-from whvi.gp.psi import ColumnWeights, PlainWeights
+from whvi.gp.basis import Basis, FeatureBasis
+from whvi.gp.features import RandomFeatures
+from whvi.gp.projections import MixtureProjection
+from whvi.gp.psi import ColumnWeights, PlainWeights, Weights
 
 METHODS = ("whvi", "fourier", "sparse-spectrum", "sparse-gp")
 DATASETS = ("borehole", "robot_arm", "piston", "otl_circuit", "friedman")
@@ -45,7 +49,7 @@ class Cell:
 
     def build(self, num_inputs: int, side: int) -> Basis:
         """Return the model whose parameters match those of a structured one of this side."""
-        structured = mixture_basis(num_inputs, ColumnWeights(side * side, gain=1.0))
+        structured = waves(num_inputs, ColumnWeights(side * side, gain=1.0))
         if self.method == "whvi":
             return structured
         budget = self.count(structured)
@@ -69,10 +73,18 @@ class Cell:
     def _of_size(self, num_inputs: int, size: int) -> Basis:
         if self.method in ("fourier", "sparse-spectrum"):
             learned = self.method == "sparse-spectrum"
-            return mixture_basis(num_inputs, PlainWeights(size), learned=learned)
+            return waves(num_inputs, PlainWeights(size), learned=learned)
         if self.method == "sparse-gp":
             return InducingBasis(num_inputs, size)
         raise ConfigError(f"there is no method {self.method!r}; choose from {', '.join(METHODS)}")
+
+
+def waves(num_inputs: int, weights: Weights, *, learned: bool = False) -> FeatureBasis:
+    """Return cosines and sines whose frequencies every start draws anew, perhaps to learn them."""
+    size = weights.num_features
+    projection = MixtureProjection(num_inputs, size // 2, learned=learned)
+    features = RandomFeatures(num_inputs, size, projection=projection, dtype=torch.float32)
+    return FeatureBasis(features, weights)
 
 
 UNCOUNTED = "uncounted"

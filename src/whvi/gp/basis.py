@@ -16,7 +16,6 @@ import torch
 from torch import Tensor, nn
 
 from whvi.gp.features import RandomFeatures
-from whvi.gp.projections import MixtureProjection
 from whvi.gp.psi import Weights
 
 Operands = tuple[Tensor, ...]
@@ -82,8 +81,7 @@ class FeatureBasis(Basis):
     As a basis it has one output; :meth:`psi` serves several.
 
     Args:
-        features: ``φ``.
-        weights: ``w`` as a function of ``a``, of the same number of features.
+        features, weights: ``φ``, and ``w`` as a function of ``a``, of the same size.
     """
 
     def __init__(self, features: RandomFeatures, weights: Weights) -> None:
@@ -155,24 +153,3 @@ class FeatureBasis(Basis):
             return psi.double(), torch.cat([by_scales(waves), by_features], -1)
 
         return jacobian
-
-
-def mixture_basis(
-    num_inputs: int,
-    weights: Weights,
-    *,
-    learned: bool = False,
-    dtype: torch.dtype = torch.float32,
-) -> FeatureBasis:
-    """Return cosines and sines whose frequencies every start draws anew, as in Figure 2.
-
-    Args:
-        num_inputs: ``d``.
-        weights: Of an even number of features.
-        learned: Whether the frequencies are trained: a sparse-spectrum Gaussian process.
-        dtype: Of the features.
-    """
-    num_features = weights.num_features
-    projection = MixtureProjection(num_inputs, num_features // 2, learned=learned)
-    features = RandomFeatures(num_inputs, num_features, projection=projection, dtype=dtype)
-    return FeatureBasis(features, weights)

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -104,8 +104,7 @@ def collapsed_bound(
     r"""Return the bound of the module's docstring and its posterior.
 
     Args:
-        statistics: Of the training rows.
-        noise_variance: ``σ²``.
+        statistics, noise_variance: Of the training rows, and ``σ²``.
         covariance: ``"diagonal"`` or ``"full"``.
         prior_variance: ``k(x, x)`` of a Gaussian process of which ``ψ·a`` is only a part (inducing
             points). The rest costs ``Σ_n (k(x_n, x_n) − ‖ψ_n‖²) / 2σ²`` (Titsias, 2009).
@@ -177,26 +176,18 @@ def bound_with_gradients(
     operands of the basis; these pass the sum over all chunks on to the parameters.
 
     Args:
-        basis: Its parameters that require gradients receive them.
-        log_noise_variance: ``log σ²``, a leaf.
-        x, y: Rows ``(n, d)`` and targets ``(n,)``.
-        covariance: ``"diagonal"`` or ``"full"``.
+        basis, log_noise_variance: What receives gradients; ``log σ²`` is a leaf.
+        x, y, covariance: Rows ``(n, d)``, targets ``(n,)`` and ``"diagonal"`` or ``"full"``.
         num_data: N, if the rows stand for more than themselves: the statistics count N/n times.
     """
     factor = 1.0 if num_data is None else num_data / len(y)
-    gram, projection, sum_squares, num_rows = stream_statistics(basis, x, y).scaled(factor)
-    gram.requires_grad_()
-    projection.requires_grad_()
-    bound = collapsed_bound(
-        Statistics(gram, projection, sum_squares, num_rows),
-        log_noise_variance.exp(),
-        covariance,
-        prior_variance=basis.prior_variance(),
-    )
+    statistics = stream_statistics(basis, x, y).scaled(factor)
+    sums = (statistics.gram.requires_grad_(), statistics.projection.requires_grad_())
+    noise, prior = log_noise_variance.exp(), basis.prior_variance()
+    bound = collapsed_bound(statistics, noise, covariance, prior_variance=prior)
     bound.value.backward()
-    assert gram.grad is not None  # both are leaves of the bound
-    assert projection.grad is not None
-    both, to_projection = factor * (gram.grad + gram.grad.T), factor * projection.grad
+    to_gram, to_projection = (cast(Tensor, leaf.grad) for leaf in sums)
+    both, to_projection = factor * (to_gram + to_gram.T), factor * to_projection
     operands = basis.operands()
     leaves = tuple(each.detach().requires_grad_(each.requires_grad) for each in operands)
     for part_x, part_y in chunks(basis, x, y):

@@ -40,9 +40,9 @@ class Kernel(ABC):
     num_extra_normals = 0  # standard normals per frequency, besides its direction
     has_constant = False  # whether a constant 1 is appended to the inputs
 
-    def num_frequencies(self, num_features: int) -> int:
-        """Return ``J``, the number of frequencies of ``M`` features."""
-        return -(-num_features // self.features_per_frequency)
+    def projection_shape(self, in_features: int, num_features: int) -> tuple[int, int]:
+        """Return the shape of ``Ω`` for ``M`` features of ``d`` inputs."""
+        return in_features + self.has_constant, -(-num_features // self.features_per_frequency)
 
     @abstractmethod
     def matrix(self, x: Tensor, z: Tensor) -> Tensor:
@@ -90,11 +90,7 @@ class RBF(_Stationary):
 @final
 @dataclass(frozen=True)
 class Matern(_Stationary):
-    """Matérn kernels: functions with 0, 1 or 2 derivatives.
-
-    Attributes:
-        nu: Smoothness, 1/2, 3/2 or 5/2.
-    """
+    """Matérn kernels of smoothness ``nu``, 1/2, 3/2 or 5/2: 0, 1 or 2 derivatives."""
 
     nu: float = 1.5
 
@@ -122,11 +118,7 @@ class Matern(_Stationary):
 @final
 @dataclass(frozen=True)
 class ArcCosine(Kernel):
-    """The kernel of an infinitely wide layer of steps (order 0) or of ReLUs (order 1).
-
-    Attributes:
-        order: 0 or 1.
-    """
+    """The kernel of an infinitely wide layer of steps (order 0) or of ReLUs (order 1)."""
 
     order: int = 1
     features_per_frequency = 1
@@ -192,8 +184,7 @@ class RandomFeatures(nn.Module):
         kernel: A name of :data:`KERNELS` or a kernel.
         projection: A name of :data:`whvi.gp.projections.PROJECTIONS`, or a projection: then its
             frequencies are taken as they are, whatever the kernel.
-        lengthscale: Initial ``ℓ`` of every input.
-        variance: Initial ``σ_f²``.
+        lengthscale, variance: Initial ``ℓ`` of every input, and ``σ_f²``.
         seed: Decides the frequencies; the same for every dtype.
         dtype: Of phases and features; ``None`` is torch's default.
     """
@@ -218,24 +209,22 @@ class RandomFeatures(nn.Module):
         self.kernel = make_kernel(kernel)
         self.in_features, self.num_features = in_features, num_features
         self.dtype = dtype or torch.get_default_dtype()
-        self.projection = (
-            self._draw(projection, seed) if isinstance(projection, str) else projection
-        )
-        self._check_projection()
+        self.projection = self._make_projection(projection, seed)
         lengths = torch.full((in_features,), math.log(lengthscale), dtype=torch.float64)
         self.log_lengthscale = nn.Parameter(lengths)
         self.log_variance = nn.Parameter(torch.tensor(math.log(variance), dtype=torch.float64))
 
-    def _draw(self, name: str, seed: int) -> Projection:
-        projection, extra_normals = draw_frequencies(
-            name,
-            self.in_features + self.kernel.has_constant,
-            self.kernel.num_frequencies(self.num_features),
-            num_extra=self.kernel.num_extra_normals,
-            generator=torch.Generator().manual_seed(seed),
-        )
-        projection.rescale(self.kernel.frequency_scale(extra_normals))
-        return projection.to(self.dtype)
+    def _make_projection(self, projection: str | Projection, seed: int) -> Projection:
+        d, J = self.kernel.projection_shape(self.in_features, self.num_features)
+        if isinstance(projection, Projection):
+            found = projection.in_features, projection.num_frequencies
+            if found != (d, J):
+                raise ConfigError(f"a projection of shape {(d, J)} is needed, got {found}")
+            return projection
+        num_extra, generator = self.kernel.num_extra_normals, torch.Generator().manual_seed(seed)
+        drawn, extra = draw_frequencies(projection, d, J, num_extra=num_extra, generator=generator)
+        drawn.rescale(self.kernel.frequency_scale(extra))
+        return drawn.to(self.dtype)
 
     @property
     def lengthscale(self) -> Tensor:
@@ -263,16 +252,11 @@ class RandomFeatures(nn.Module):
         return self.waves(x) * self.scale.to(self.dtype)
 
     def waves(self, x: Tensor, scaling: Tensor | None = None) -> Tensor:
-        """Map rows ``(..., d)`` to ``φ(x) / scale``, shape ``(..., M)``.
-
-        Args:
-            x: Rows.
-            scaling: :meth:`scaling`, if it was computed before.
-        """
+        """Map rows ``(..., d)`` to ``φ(x) / scale (..., M)``; :meth:`scaling`, if known."""
         return self._waves(self.phases(x, scaling))
 
     def phases(self, x: Tensor, scaling: Tensor | None = None) -> Tensor:
-        """Return ``x diag(1/ℓ) Ω``, shape ``(..., J)``; arguments as in :meth:`waves`."""
+        """Return ``x diag(1/ℓ) Ω``, shape ``(..., J)``; :meth:`scaling`, if known."""
         self._check(x)
         scaling = self.scaling() if scaling is None else scaling
         if self.kernel.has_constant:
@@ -311,34 +295,20 @@ class RandomFeatures(nn.Module):
         (slopes,) = torch.autograd.grad(waves, of, weights.expand_as(waves))
         if of is rows:
             return waves.detach(), (-x * slopes).double()  # only x / ℓ enters
-        unit = x * self.inverse_lengthscale
-        by_frequency = unit.unsqueeze(-1) * slopes.double().unsqueeze(-2)
-        return waves.detach(), by_frequency.flatten(-2)
+        unit = (x * self.inverse_lengthscale).unsqueeze(-1)
+        return waves.detach(), (unit * slopes.double().unsqueeze(-2)).flatten(-2)
 
     def kernel_matrix(self, x: Tensor, z: Tensor | None = None) -> Tensor:
         """Return the kernel itself, ``σ_f² k(x/ℓ, z/ℓ)``, shape ``(..., N, P)``; ``z = x``."""
+        z = x if z is None else z
         self._check(x)
+        self._check(z)
         unit = self.inverse_lengthscale
-        other = x if z is None else z
-        self._check(other)
-        return self.kernel.matrix(x * unit, other * unit) * self.variance
+        return self.kernel.matrix(x * unit, z * unit) * self.variance
 
     def extra_repr(self) -> str:
         """Show the map."""
-        return (
-            f"in_features={self.in_features}, num_features={self.num_features}, "
-            f"kernel={self.kernel}"
-        )
-
-    def _check_projection(self) -> None:
-        size = self.in_features + self.kernel.has_constant
-        num_frequencies = self.kernel.num_frequencies(self.num_features)
-        found = self.projection.in_features, self.projection.num_frequencies
-        if found != (size, num_frequencies):
-            raise ConfigError(
-                f"{self.num_features} features of {self.in_features} inputs need {num_frequencies} "
-                f"frequencies of {size} inputs, got a projection with {found[1]} of {found[0]}"
-            )
+        return f"{self.in_features} → {self.num_features}, kernel={self.kernel}"
 
     def _check(self, x: Tensor) -> None:
         check_last_dim("input", x, self.in_features)

@@ -24,7 +24,7 @@ from whvi.errors import ConfigError
 from whvi.gp.basis import FeatureBasis
 from whvi.gp.collapsed import CoefficientPosterior
 from whvi.gp.features import Kernel, RandomFeatures
-from whvi.gp.psi import ColumnWeights, PlainWeights, Weights, combine
+from whvi.gp.psi import ColumnWeights, PlainWeights, combine
 from whvi.layers import MeanFieldLinear, WHVILinear
 from whvi.layers.protocol import BayesianLayer
 from whvi.layers.structured import StructuredWeight
@@ -65,10 +65,8 @@ class FeatureLayer(BayesianLayer):
         check_positive_int("num_outputs", num_outputs)
         self.batch_shape = ()
         self.num_outputs = num_outputs
-        num_features = features.num_features
-        weights: Weights = (
-            ColumnWeights(num_features, num_outputs) if structured else PlainWeights(num_features)
-        )
+        size = features.num_features
+        weights = ColumnWeights(size, num_outputs) if structured else PlainWeights(size)
         self.basis = FeatureBasis(features, weights)
         shape = (num_outputs, weights.num_coefficients)
         # coefficients cancel each other: float64, whatever the features are
@@ -198,14 +196,17 @@ class DeepGP(nn.Module):
         width = in_features
         for size in (*hidden, out_features):
             function = make(num_features, size, prior="standard_normal", dtype=dtype)
-            function.weight.posterior.reset(1.0, 0.1, generator=generator)
+            weight = function.weight
+            weight.posterior.reset(1.0, 0.1, generator=generator)
+            # g ~ N(0, I) gives the entries of W the variance 1/D
+            block_size = weight.plan.block_size if isinstance(weight, StructuredWeight) else 1
             features = RandomFeatures(
                 width,
                 num_features,
                 kernel=kernel,
                 projection=projection,
                 lengthscale=math.sqrt(width),
-                variance=1 / _prior_weight_variance(function),
+                variance=block_size,
                 seed=int(torch.randint(2**31, (), generator=generator)),
                 dtype=dtype,
             )
@@ -220,9 +221,3 @@ class DeepGP(nn.Module):
             h: Tensor = function(features(inputs))
             inputs = torch.cat([h, x], -1)
         return h
-
-
-def _prior_weight_variance(function: WHVILinear | MeanFieldLinear) -> float:
-    """Return the variance of a weight under ``g ~ N(0, I)``, ``|s1| = |s2| = 1``, or ``1``."""
-    weight = function.weight
-    return 1 / weight.plan.block_size if isinstance(weight, StructuredWeight) else 1.0

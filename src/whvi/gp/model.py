@@ -78,12 +78,8 @@ class RandomFeatureGP(nn.Module):
             seed=seed,
             dtype=dtype,
         )
-        self.layer = FeatureLayer(
-            features,
-            self.likelihood.num_features,
-            structured=weights == "whvi",
-            posterior=posterior,
-        )
+        num_outputs, structured = self.likelihood.num_features, weights == "whvi"
+        self.layer = FeatureLayer(features, num_outputs, structured=structured, posterior=posterior)
         self.layer.reset_parameters(generator=torch.Generator().manual_seed(seed))
 
     @property
@@ -99,8 +95,6 @@ class RandomFeatureGP(nn.Module):
                 f"only Gaussian noise has a standard deviation, not {self.likelihood}"
             )
         return self.likelihood.noise_scale.detach().double().squeeze()
-
-    # Training ------------------------------------------------------------------------------
 
     def fit(
         self,
@@ -192,8 +186,6 @@ class RandomFeatureGP(nn.Module):
     def _covariance(self) -> str:
         return "full" if isinstance(self.layer.posterior, FullGaussian) else "diagonal"
 
-    # Prediction ----------------------------------------------------------------------------
-
     @torch.no_grad()
     def predictive(self, x: Tensor) -> Predictive:
         """Return the predictive distribution of targets at ``x (N, d)``, in the user's units.
@@ -253,19 +245,14 @@ class RandomFeatureGP(nn.Module):
             coefficients = self.layer.posterior.rsample((num_draws,), generator=generator)
         return FunctionDraws(self.layer, self.scaling, coefficients, self._in_units)
 
-    def mean_function(self) -> FunctionDraws:
-        """Return the posterior mean as one function, a callable like :meth:`draw_functions`."""
-        mean = self.layer.posterior.mean.detach().unsqueeze(0)
-        return FunctionDraws(self.layer, self.scaling, mean, self._in_units)
-
     def gradient(self, x: Tensor) -> Tensor:
         """Return the gradient of the mean with respect to ``x (N, d)``, in the user's units.
 
         Shape ``(N, d)``, or ``(N, O, d)`` for likelihoods with other than Gaussian noise.
         """
-        return self.mean_function().gradient(x).squeeze(0)
-
-    # Input validation ----------------------------------------------------------------------
+        mean = self.layer.posterior.mean.detach().unsqueeze(0)
+        function = FunctionDraws(self.layer, self.scaling, mean, self._in_units)
+        return function.gradient(x).squeeze(0)
 
     def _checked(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         self._check_inputs(x)

@@ -52,23 +52,14 @@ _TRIALS = 12  # of one step, each ten times as damped as the one before
 
 @dataclass(frozen=True, eq=False)
 class CollapsedFit:
-    """A trained model.
+    """A trained model."""
 
-    Attributes:
-        basis: ``ψ`` with its trained parameters.
-        posterior: ``q(a)``, from all rows.
-        noise_variance: ``σ²``.
-        bound: On the log evidence of all rows, in nats.
-        history: The bound over the subset, scaled to all rows, per evaluation of L-BFGS.
-        seconds: Wall-clock time.
-    """
-
-    basis: Basis
-    posterior: CoefficientPosterior
-    noise_variance: float
-    bound: float
-    history: tuple[float, ...]
-    seconds: float
+    basis: Basis  # ψ with its trained parameters
+    posterior: CoefficientPosterior  # q(a), from all rows
+    noise_variance: float  # σ²
+    bound: float  # on the log evidence of all rows, in nats
+    history: tuple[float, ...]  # the bound over the subset, scaled to all rows, seen by L-BFGS
+    seconds: float  # of the clock
 
     def function_moments(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return mean and variance of the function at ``x (N, d)``, noise not included."""

@@ -28,11 +28,7 @@ _LEAST_ROWS = 16
 
 @final
 class InputScaling(nn.Module):
-    """``(x − mean) / scale`` per column in float64; the identity until it is fitted.
-
-    Args:
-        in_features: ``d``.
-    """
+    """``(x − mean) / scale`` per column in float64; the identity until it is fitted."""
 
     mean: Tensor
     scale: Tensor
@@ -73,14 +69,10 @@ def map_blocks(
     """Apply ``compute`` to the waves ``φ / scale (block, M)`` of all rows, block by block.
 
     Args:
-        layer: Its features give the waves.
-        scaling: From the user's units to the layer's.
+        layer, scaling: Features, and the map from the user's units to the layer's.
         x: Rows ``(N, d)``; gradients flow through if it asks for them.
-        compute: Returns tensors with rows along ``row_axis``.
+        compute: Returns tensors with rows along ``row_axis``; those of all blocks are joined.
         row_axis: That axis.
-
-    Returns:
-        The tensors of all blocks joined along ``row_axis``.
     """
     size = block_rows(layer.features.num_features)
     num_blocks = max(1, -(-len(x) // size))
@@ -194,8 +186,7 @@ def gaussian_marginals(mean: Tensor, epistemic: Tensor, aleatoric: Tensor) -> Pr
     """Return ``N(mean, epistemic² + aleatoric²)`` per row.
 
     Args:
-        mean: Mean, shape ``(N,)``.
-        epistemic: Standard deviation of the function, shape ``(N,)``, not negative.
+        mean, epistemic: Mean and standard deviation of the function, shape ``(N,)`` each.
         aleatoric: Standard deviation of the noise, broadcastable to ``(N,)``, above 0.
     """
     if mean.dim() != 1 or epistemic.shape != mean.shape:

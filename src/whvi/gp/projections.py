@@ -58,9 +58,15 @@ class Projection(nn.Module, ABC):
     def restart(self, generator: torch.Generator) -> None:
         """Draw new frequencies, if every start of a search has its own."""
 
-    @abstractmethod
+    @torch.no_grad()
     def rescale(self, scale: Tensor) -> None:
         """Multiply every frequency by its entry of ``scale (J,)``, in place."""
+        lengths = self._lengths()
+        lengths.mul_(functional.pad(scale, (0, lengths.shape[-1] - len(scale)), value=1.0))
+
+    @abstractmethod
+    def _lengths(self) -> Tensor:
+        """Return numbers ``(..., at least J)`` in proportion to which frequencies change."""
 
     @abstractmethod
     def _project(self, x: Tensor) -> Tensor: ...
@@ -68,11 +74,7 @@ class Projection(nn.Module, ABC):
 
 @final
 class DenseProjection(Projection):
-    """``Ω`` as a matrix.
-
-    Args:
-        frequencies: ``Ω``, shape ``(d, J)``.
-    """
+    """``Ω`` as a matrix ``(d, J)``."""
 
     frequencies: Tensor
 
@@ -81,9 +83,8 @@ class DenseProjection(Projection):
         self.in_features, self.num_frequencies = frequencies.shape
         self.register_buffer("frequencies", frequencies)
 
-    def rescale(self, scale: Tensor) -> None:
-        """See :meth:`Projection.rescale`."""
-        self.frequencies.mul_(scale)
+    def _lengths(self) -> Tensor:
+        return self.frequencies
 
     def _project(self, x: Tensor) -> Tensor:
         return x @ self.frequencies
@@ -127,17 +128,20 @@ class MixtureProjection(Projection):
         uniform = torch.rand(self.num_frequencies, generator=generator, dtype=torch.float64)
         self.frequencies.copy_(normal * (2 * uniform - 1).exp())
 
-    @torch.no_grad()
-    def rescale(self, scale: Tensor) -> None:
-        """See :meth:`Projection.rescale`."""
-        self.frequencies.mul_(scale)
+    def _lengths(self) -> Tensor:
+        return self.frequencies
 
     def _project(self, x: Tensor) -> Tensor:
         return x @ self.frequencies
 
 
 class _BlockProjection(Projection):
-    """``K`` blocks of ``D`` frequencies share the padded input; the last one is trimmed."""
+    """``K`` blocks of ``D`` frequencies share the padded input; the last one is trimmed.
+
+    Args:
+        in_features, num_frequencies: ``d`` and ``J``.
+        generator: Source of randomness; ``None`` is torch's default generator.
+    """
 
     scale: Tensor  # S: (K, D)
 
@@ -147,10 +151,8 @@ class _BlockProjection(Projection):
         self.block_size = block_size
         self.vector_shape = (-(-num_frequencies // block_size), block_size)
 
-    def rescale(self, scale: Tensor) -> None:
-        """See :meth:`Projection.rescale`."""
-        excess = self.scale.numel() - len(scale)
-        self.scale.mul_(functional.pad(scale, (0, excess), value=1.0).view(self.vector_shape))
+    def _lengths(self) -> Tensor:
+        return self.scale.view(-1)
 
     def _project(self, x: Tensor) -> Tensor:
         padded = functional.pad(x, (0, self.block_size - self.in_features)).unsqueeze(-2)
@@ -163,13 +165,7 @@ class _BlockProjection(Projection):
 
 @final
 class FastfoodProjection(_BlockProjection):
-    """Blocks ``S H G Π H B`` in O(D log D) each: ``B`` signs, ``Π`` a permutation, ``G`` normal.
-
-    Args:
-        in_features: ``d``; ``D`` is the next power of two.
-        num_frequencies: ``J``.
-        generator: Source of randomness; ``None`` is torch's default generator.
-    """
+    """Blocks ``S H G Π H B`` in O(D log D) each: ``B`` signs, ``Π`` a permutation, ``G`` normal."""
 
     signs: Tensor
     permutation: Tensor
@@ -197,13 +193,7 @@ class FastfoodProjection(_BlockProjection):
 
 @final
 class StructuredProjection(_BlockProjection):
-    """Blocks ``S H S1 H S2 H S3`` of random signs in O(D log D) each, ``S`` of χ_D lengths.
-
-    Args:
-        in_features: ``d``; ``D`` is the next power of two, at least 64.
-        num_frequencies: ``J``.
-        generator: Source of randomness; ``None`` is torch's default generator.
-    """
+    """Blocks ``S H S1 H S2 H S3`` of random signs in O(D log D) each, ``S`` of χ_D lengths."""
 
     s1: Tensor
     s2: Tensor
@@ -264,11 +254,7 @@ def draw_frequencies(
 
 
 def empty_projection(name: str, in_features: int, num_frequencies: int) -> Projection:
-    """Return a projection without numbers, on the meta device, into which a state is loaded.
-
-    Args:
-        name, in_features, num_frequencies: As in :func:`draw_frequencies`.
-    """
+    """Return a projection without numbers, on the meta device, into which a state is loaded."""
     # kinds that are stored as a matrix differ in nothing but how it was drawn
     kind = name if name in ("fastfood", "structured") or name not in PROJECTIONS else "iid"
     with torch.device("meta"):

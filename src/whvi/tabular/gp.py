@@ -72,10 +72,8 @@ class _Structure:
         A skeleton without memory is compared with the tensors first: a wrong description cannot
         make us allocate more than the file holds.
         """
-        kernel = make_kernel(self.kernel)
-        size = self.in_features + kernel.has_constant
-        num_frequencies = kernel.num_frequencies(self.num_features)
-        projection = empty_projection(self.projection, size, num_frequencies).to(torch.float32)
+        shape = make_kernel(self.kernel).projection_shape(self.in_features, self.num_features)
+        projection = empty_projection(self.projection, *shape).to(torch.float32)
         with torch.device("meta"):
             skeleton = self.build(projection)
         _check_tensors(skeleton.state_dict(), tensors)
