@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from reproduction.figure2.inducing import InducingBasis
+from reproduction.figure2.models import InducingBasis
 from whvi.errors import MissingDependencyError
 
 _JITTER = 1e-9

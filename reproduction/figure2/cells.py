@@ -11,14 +11,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
-
-from reproduction.figure2.inducing import InducingBasis
+from reproduction.figure2.models import InducingBasis, waves
 from whvi.errors import ConfigError
-from whvi.gp.basis import Basis, FeatureBasis
-from whvi.gp.features import RandomFeatures
-from whvi.gp.projections import MixtureProjection
-from whvi.gp.psi import ColumnWeights, PlainWeights, Weights
+from whvi.gp.basis import Basis
+from whvi.gp.psi import ColumnWeights, PlainWeights
 
 METHODS = ("whvi", "fourier", "sparse-spectrum", "sparse-gp")
 DATASETS = ("borehole", "robot_arm", "piston", "otl_circuit", "friedman")
@@ -77,14 +73,6 @@ class Cell:
         if self.method == "sparse-gp":
             return InducingBasis(num_inputs, size)
         raise ConfigError(f"there is no method {self.method!r}; choose from {', '.join(METHODS)}")
-
-
-def waves(num_inputs: int, weights: Weights, *, learned: bool = False) -> FeatureBasis:
-    """Return cosines and sines whose frequencies every start draws anew, perhaps to learn them."""
-    size = weights.num_features
-    projection = MixtureProjection(num_inputs, size // 2, learned=learned)
-    features = RandomFeatures(num_inputs, size, projection=projection, dtype=torch.float32)
-    return FeatureBasis(features, weights)
 
 
 UNCOUNTED = "uncounted"

@@ -4,12 +4,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from reproduction.figure2.models import MixtureProjection
 from tests.gp.bases import column, fourier, spectrum
 from whvi.errors import ConfigError, ShapeError
 from whvi.functional import column_features, dense_matrix
 from whvi.gp.basis import FeatureBasis, HasJacobian
 from whvi.gp.features import RandomFeatures
-from whvi.gp.projections import MixtureProjection
 from whvi.gp.psi import ColumnWeights
 
 MAKERS = {

@@ -11,7 +11,6 @@ from whvi.errors import ConfigError, ShapeError
 from whvi.gp.projections import (
     PROJECTIONS,
     FastfoodProjection,
-    MixtureProjection,
     StructuredProjection,
     draw_frequencies,
 )
@@ -140,18 +139,3 @@ def test_bad_requests_are_refused():
         draw("quasi", 30_000, 4)
     with pytest.raises(ShapeError, match=r"\(\.\.\., 3\), got \(2, 4\)"):
         draw("fastfood", 3, 4)[0](torch.zeros(2, 4, dtype=torch.float64))
-
-
-@pytest.mark.parametrize("learned", [True, False])
-def test_frequencies_of_a_mixture(learned):
-    projection = MixtureProjection(3, 4000, learned=learned)
-    projection.restart(torch.Generator().manual_seed(1))
-    assert projection.frequencies.requires_grad is learned
-    assert len(projection.learned_frequencies()) == learned
-    # E[ω²] = E[e^2u] = sinh(2) / 2 for u ~ U(-1, 1)
-    omega = dense(projection).detach()
-    assert omega.square().mean().item() == pytest.approx(math.sinh(2) / 2, rel=0.05)
-    unit = torch.tensor([0.5, 1.0, 2.0], dtype=torch.float64)
-    x = torch.randn(5, 3, dtype=torch.float64)
-    phases = projection.phases(x, projection.scaling(unit), torch.float64)
-    torch.testing.assert_close(phases, (x * unit) @ omega)

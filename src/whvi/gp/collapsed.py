@@ -79,13 +79,6 @@ class CoefficientPosterior(NamedTuple):
     variance: Tensor  # (K,), the diagonal of Σ
     root: Tensor | None = None  # (K, K), or None for diagonal covariance
 
-    def function_moments(self, psi: Tensor) -> tuple[Tensor, Tensor]:
-        """Return mean and variance of ``psi @ a`` for every row, each ``(n,)``, float64."""
-        psi = psi.double()
-        if self.root is None:
-            return psi @ self.mean, psi.square() @ self.variance
-        return psi @ self.mean, (psi @ self.root).square().sum(-1)
-
 
 class CollapsedBound(NamedTuple):
     """The bound in nats over all rows, differentiable, and the ``q`` that attains it."""
@@ -200,20 +193,3 @@ def bound_with_gradients(
         [gradient for each, gradient in trained if each.requires_grad],
     )
     return bound.value.detach()
-
-
-@torch.no_grad()
-def stream_moments(
-    basis: Basis, posterior: CoefficientPosterior, x: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Return mean and variance of the function (no noise) at ``x (N, d)``, float64."""
-    means, variances = [], []
-    prior, operands = basis.prior_variance(), basis.operands()
-    for (part,) in chunks(basis, x):
-        psi = basis.evaluate(part, operands)
-        mean, variance = posterior.function_moments(psi)
-        if prior is not None:
-            variance = variance + (prior - psi.square().sum(-1)).clamp_min(0)
-        means.append(mean)
-        variances.append(variance)
-    return torch.cat(means), torch.cat(variances)

@@ -50,10 +50,7 @@ class Kernel(ABC):
 
     @abstractmethod
     def waves(self, phases: Tensor) -> Tensor:
-        """Map phases ``(..., J)`` to ``(..., M)``, ``M = J · features_per_frequency``.
-
-        ``φ = (2/M)^{1/2} waves`` has ``φ(x)·φ(z) ≈ k(x, z)``.
-        """
+        """Map phases ``(..., J)`` to ``s(p) (..., J · features_per_frequency)``."""
 
     def frequency_scale(self, normals: Tensor) -> Tensor:
         """Return what multiplies each frequency, ``(J,)``, from ``(J, num_extra_normals)``."""
@@ -253,7 +250,7 @@ class RandomFeatures(nn.Module):
 
     def waves(self, x: Tensor, scaling: Tensor | None = None) -> Tensor:
         """Map rows ``(..., d)`` to ``φ(x) / scale (..., M)``; :meth:`scaling`, if known."""
-        return self._waves(self.phases(x, scaling))
+        return self.kernel.waves(self.phases(x, scaling))[..., : self.num_features]
 
     def phases(self, x: Tensor, scaling: Tensor | None = None) -> Tensor:
         """Return ``x diag(1/ℓ) Ω``, shape ``(..., J)``; :meth:`scaling`, if known."""
@@ -269,9 +266,6 @@ class RandomFeatures(nn.Module):
         if self.kernel.has_constant:
             unit = functional.pad(unit, (0, 1), value=1.0)
         return self.projection.scaling(unit)
-
-    def _waves(self, phases: Tensor) -> Tensor:
-        return self.kernel.waves(phases)[..., : self.num_features]
 
     @torch.no_grad()
     def restart(self, generator: torch.Generator) -> None:
@@ -290,7 +284,7 @@ class RandomFeatures(nn.Module):
         rows = x.detach().requires_grad_()
         with torch.enable_grad():
             phases = self.phases(rows, scaling)
-            waves = self._waves(phases)
+            waves = self.kernel.waves(phases)[..., : self.num_features]
         of = phases if self.projection.learned_frequencies() else rows
         (slopes,) = torch.autograd.grad(waves, of, weights.expand_as(waves))
         if of is rows:

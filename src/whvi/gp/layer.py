@@ -160,12 +160,10 @@ class DeepGP(nn.Module):
     """Stacked Gaussian processes, trained by :func:`whvi.fit` like any other network.
 
     Args:
-        in_features: ``d``.
+        in_features, out_features: Numbers of inputs and outputs.
         hidden: Number of functions in each hidden layer; ``()`` is an ordinary Gaussian process.
-        out_features: Number of outputs.
         num_features: ``M``, random features per layer.
-        kernel: A name of :data:`whvi.gp.features.KERNELS` or a kernel, for all layers.
-        projection: A name of :data:`whvi.gp.projections.PROJECTIONS`.
+        kernel, projection: Of all layers, as in :class:`whvi.gp.features.RandomFeatures`.
         weights: ``"whvi"`` (structured) or ``"mean-field"``.
         seed: Decides the frequencies of all layers and the starting point.
     """

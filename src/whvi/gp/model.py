@@ -202,11 +202,10 @@ class RandomFeatureGP(nn.Module):
 
     @torch.no_grad()
     def function_moments(self, x: Tensor) -> OutputMoments:
-        """Return mean and variance of the function itself, without noise.
+        """Return mean and variance of the function itself, without noise, in float64.
 
-        Returns:
-            Each of shape ``(N,)`` in the user's units for Gaussian noise; for other likelihoods
-            ``(N, O)`` in the units of the function (logits, log rates). Float64.
+        Shape ``(N,)`` each, in the user's units, for Gaussian noise; for other likelihoods
+        ``(N, O)`` in the units of the function (logits, log rates).
         """
         self._check_inputs(x)
         mean, variance = map_blocks(self.layer, self.scaling, x, self.layer.moments_function())
@@ -233,12 +232,9 @@ class RandomFeatureGP(nn.Module):
         """Draw functions from the posterior: callables that can be evaluated anywhere, again.
 
         Args:
-            num_draws: ``S``.
+            num_draws: ``S`` functions ``x (N, d) → (S, N)`` in the user's units (``(S, N, O)`` in
+                the units of the function for other likelihoods), differentiable in ``x``.
             generator: Source of randomness; ``None`` is torch's default generator.
-
-        Returns:
-            A callable ``x (N, d) → (S, N)`` in the user's units (``(S, N, O)`` in the units of
-            the function for other likelihoods), differentiable in ``x``.
         """
         check_positive_int("num_draws", num_draws)
         with torch.no_grad():
@@ -246,10 +242,7 @@ class RandomFeatureGP(nn.Module):
         return FunctionDraws(self.layer, self.scaling, coefficients, self._in_units)
 
     def gradient(self, x: Tensor) -> Tensor:
-        """Return the gradient of the mean with respect to ``x (N, d)``, in the user's units.
-
-        Shape ``(N, d)``, or ``(N, O, d)`` for likelihoods with other than Gaussian noise.
-        """
+        """Return the gradient of the mean by ``x``, ``(N, d)``; ``(N, O, d)`` if not Gaussian."""
         mean = self.layer.posterior.mean.detach().unsqueeze(0)
         function = FunctionDraws(self.layer, self.scaling, mean, self._in_units)
         return function.gradient(x).squeeze(0)
@@ -287,13 +280,11 @@ def _standardised(likelihood: Gaussian, y: Tensor) -> Tensor:
 
 def _posterior_name(weights: str, covariance: str) -> str:
     """Return the posterior of the coefficients, or refuse a contradiction."""
-    for name, value, known in (
-        ("weights", weights, _WEIGHTS),
-        ("covariance", covariance, COVARIANCES),
-    ):
-        if value not in known:
-            names = ", ".join(map(repr, known))
-            raise ConfigError(f"{name} must be one of {names}, got {value!r}")
+    known = {"weights": _WEIGHTS, "covariance": COVARIANCES}
+    for (name, names), value in zip(known.items(), (weights, covariance), strict=True):
+        if value not in names:
+            choices = ", ".join(map(repr, names))
+            raise ConfigError(f"{name} must be one of {choices}, got {value!r}")
     if weights == "mean-field" and covariance == "full":
         raise ConfigError("weights='mean-field' has no covariances; use weights='full'")
     return "full" if "full" in (weights, covariance) else "diagonal"

@@ -3,9 +3,8 @@ r"""Train a collapsed model: several starts, Gauss-Newton where the basis has a 
 Starts are compared on a part of the rows after a short search, the best (one in six) are refined on
 more rows, and the posterior and the noise come from all rows in the end.
 
-Gauss-Newton is **variable projection**: it minimises ``‖y − Ψ(θ) a‖²`` over ``a`` and ``θ``. At
-every ``θ`` the best ``a`` is a linear least squares problem, so only ``θ`` needs steps (Golub and
-Pereyra, 1973). With ``r`` the residual and ``J = ∂(Ψa)/∂θ``, a step solves
+Gauss-Newton by variable projection (Golub and Pereyra, 1973) minimises ``‖y − Ψ(θ) a‖²`` over
+``θ``; the best ``a`` is a linear problem. With the residual ``r``, ``J = ∂(Ψa)/∂θ``, a step solves
 
 .. math:: (J^\top P J + \lambda I)\, \delta = J^\top P r
 
@@ -34,7 +33,6 @@ from whvi.gp.collapsed import (
     check_covariance,
     chunks,
     collapsed_bound,
-    stream_moments,
     stream_statistics,
 )
 
@@ -60,10 +58,6 @@ class CollapsedFit:
     bound: float  # on the log evidence of all rows, in nats
     history: tuple[float, ...]  # the bound over the subset, scaled to all rows, seen by L-BFGS
     seconds: float  # of the clock
-
-    def function_moments(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return mean and variance of the function at ``x (N, d)``, noise not included."""
-        return stream_moments(self.basis, self.posterior, x)
 
 
 def fit_collapsed(

@@ -91,9 +91,8 @@ class FunctionDraws:
     They read the features of the model: a refit of the model invalidates them.
 
     Args:
-        layer, scaling: Of the model.
+        layer, scaling, in_units: Of the model; to its units, and from function values to targets.
         coefficients: ``a``, shape ``(S, O, K)``.
-        in_units: From function values ``(S, N, O)`` to the units of the targets.
     """
 
     def __init__(
@@ -110,10 +109,7 @@ class FunctionDraws:
         return len(self._coefficients)
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Evaluate all functions at ``x (N, d)``: ``(S, N)``, or ``(S, N, O)`` without units.
-
-        Float64. With ``x.requires_grad`` the result can be differentiated.
-        """
+        """Evaluate all functions at ``x (N, d)``: ``(S, N)``, or ``(S, N, O)`` without units."""
         if x.dim() != 2:
             expected = self._scaling.mean.numel()
             raise ShapeError(f"x must have shape (N, {expected}), got {tuple(x.shape)}")

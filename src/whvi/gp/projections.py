@@ -90,51 +90,6 @@ class DenseProjection(Projection):
         return x @ self.frequencies
 
 
-@final
-class MixtureProjection(Projection):
-    r"""``Ω`` as float64 parameters that every start draws anew: a mixture of RBF kernels.
-
-    ``ω = e^u z``, ``u ~ U(-1, 1)``, ``z ~ N(0, I)``: lengthscales between ``1/e`` and ``e``, slow
-    and fast waves side by side, give a higher bound than one lengthscale.
-
-    Args:
-        in_features, num_frequencies: ``d`` and ``J``.
-        learned: Whether the frequencies are trained (Lázaro-Gredilla et al., 2010).
-    """
-
-    def __init__(self, in_features: int, num_frequencies: int, *, learned: bool = False) -> None:
-        super().__init__()
-        self.in_features, self.num_frequencies = in_features, num_frequencies
-        zeros = torch.zeros(in_features, num_frequencies, dtype=torch.float64)
-        self.frequencies = nn.Parameter(zeros, requires_grad=learned)
-        self.learned = learned
-
-    def scaling(self, inverse_lengthscale: Tensor) -> Tensor:
-        """Return ``diag(1/ℓ) Ω``, shape ``(d, J)``: it is rounded after the product."""
-        return inverse_lengthscale.unsqueeze(-1) * self.frequencies
-
-    def phases(self, x: Tensor, scaling: Tensor, dtype: torch.dtype) -> Tensor:
-        """See :meth:`Projection.phases`."""
-        return x.to(dtype) @ scaling.to(dtype)
-
-    def learned_frequencies(self) -> list[nn.Parameter]:
-        """See :meth:`Projection.learned_frequencies`."""
-        return [self.frequencies] if self.learned else []
-
-    @torch.no_grad()
-    def restart(self, generator: torch.Generator) -> None:
-        """See :meth:`Projection.restart`."""
-        normal = _normals((self.in_features, self.num_frequencies), generator)
-        uniform = torch.rand(self.num_frequencies, generator=generator, dtype=torch.float64)
-        self.frequencies.copy_(normal * (2 * uniform - 1).exp())
-
-    def _lengths(self) -> Tensor:
-        return self.frequencies
-
-    def _project(self, x: Tensor) -> Tensor:
-        return x @ self.frequencies
-
-
 class _BlockProjection(Projection):
     """``K`` blocks of ``D`` frequencies share the padded input; the last one is trimmed.
 
@@ -213,7 +168,7 @@ class StructuredProjection(_BlockProjection):
 
 
 PROJECTIONS = ("iid", "orthogonal", "quasi", "fastfood", "structured")
-"""The names that ``projection=`` accepts."""
+"""The names that ``projection=`` accepts; the first three are stored as a matrix."""
 
 
 def draw_frequencies(
@@ -224,11 +179,10 @@ def draw_frequencies(
     num_extra: int = 0,
     generator: torch.Generator | None = None,
 ) -> tuple[Projection, Tensor]:
-    """Draw a projection, and normals ``(J, num_extra)`` that belong to its frequencies; float64.
+    """Draw one of :data:`PROJECTIONS`, and normals ``(J, num_extra)`` for a kernel; float64.
 
     Args:
-        name: One of :data:`PROJECTIONS`.
-        in_features, num_frequencies: ``d`` and ``J``.
+        name, in_features, num_frequencies: Kind, ``d`` and ``J``.
         num_extra: Further standard normals wanted with each frequency.
         generator: Source of randomness; ``None`` is torch's default generator.
     """
@@ -251,14 +205,6 @@ def draw_frequencies(
     else:
         projection = DenseProjection(_normals((d, J), generator))
     return projection, _normals((J, num_extra), generator)
-
-
-def empty_projection(name: str, in_features: int, num_frequencies: int) -> Projection:
-    """Return a projection without numbers, on the meta device, into which a state is loaded."""
-    # kinds that are stored as a matrix differ in nothing but how it was drawn
-    kind = name if name in ("fastfood", "structured") or name not in PROJECTIONS else "iid"
-    with torch.device("meta"):
-        return draw_frequencies(kind, in_features, num_frequencies)[0]
 
 
 def _normals(shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:

@@ -57,10 +57,7 @@ class Weights(nn.Module, ABC):
 
     @abstractmethod
     def jacobian(self, coefficients: Tensor, scale: Tensor) -> tuple[Tensor, Derivative]:
-        """Return ``scale w (M,)``, and the map of waves to ``∂(ψ·a)/∂parameters (n, P)``.
-
-        For one output, ``a (K,)``; both results are float64.
-        """
+        """Return ``scale w (M,)`` and the map of waves to ``∂(ψ·a)/∂parameters`` of one output."""
 
     @abstractmethod
     def reset_parameters(self, *, generator: torch.Generator | None = None) -> None:
@@ -69,11 +66,7 @@ class Weights(nn.Module, ABC):
 
 @final
 class PlainWeights(Weights):
-    """One coefficient per feature: ``ψ = φ``.
-
-    Args:
-        num_features: ``M``.
-    """
+    """One coefficient per feature: ``ψ = φ``."""
 
     def __init__(self, num_features: int) -> None:
         super().__init__()

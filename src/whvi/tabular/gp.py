@@ -26,7 +26,7 @@ from whvi.errors import ModelFileError, WhviError
 from whvi.gp.features import KERNELS, make_kernel
 from whvi.gp.model import RandomFeatureGP
 from whvi.gp.optimise import CollapsedFit
-from whvi.gp.projections import Projection, empty_projection
+from whvi.gp.projections import PROJECTIONS, Projection, draw_frequencies
 from whvi.predictive import Predictive
 from whvi.tabular.modelfile import ModelFile, read_model_file, write_model_file
 from whvi.tabular.regressor import ArrayInterval
@@ -73,8 +73,11 @@ class _Structure:
         make us allocate more than the file holds.
         """
         shape = make_kernel(self.kernel).projection_shape(self.in_features, self.num_features)
-        projection = empty_projection(self.projection, *shape).to(torch.float32)
+        # iid, orthogonal and quasi differ in nothing but how a matrix was drawn
+        dense = self.projection in PROJECTIONS[:3]
         with torch.device("meta"):
+            empty, _ = draw_frequencies("iid" if dense else self.projection, *shape)
+            projection = empty.to(torch.float32)
             skeleton = self.build(projection)
         _check_tensors(skeleton.state_dict(), tensors)
         model = self.build(projection)

@@ -1,8 +1,10 @@
-r"""Sparse Gaussian process with learned inducing locations, as a collapsed model.
+r"""The bases of Figure 2, ``f(x) = ψ(x)·a``: waves with frequencies of their own, inducing points.
 
-``ψ(x) = k(x, Z) L^{-T}`` with ``L Lᵀ = k(Z, Z)`` makes the inducing variables ``a = L⁻¹ f(Z)`` a
-priori standard normal. The kernel is ``σ_f² exp(−‖(x − z)/ℓ‖²/2)``, everything is float64. With
-full covariance the bound is that of Titsias (2009).
+- :func:`waves`: ``ψ`` of cosines and sines whose frequencies every start draws anew, from a mixture
+  of RBF kernels: ``ω = e^u z``, ``u ~ U(-1, 1)``, ``z ~ N(0, I)``.
+- :class:`InducingBasis`: ``ψ(x) = k(x, Z) L^{-T}`` with ``L Lᵀ = k(Z, Z)`` makes the inducing
+  variables ``a = L⁻¹ f(Z)`` a priori standard normal. The kernel is ``σ_f² exp(−‖(x − z)/ℓ‖²/2)``,
+  everything is float64. With full covariance the bound is that of Titsias (2009).
 """
 
 from __future__ import annotations
@@ -15,10 +17,74 @@ from torch import Tensor, nn
 
 from whvi._checks import check_last_dim, check_positive_int
 from whvi.errors import NumericalError
-from whvi.gp.basis import Basis, Operands
+from whvi.gp.basis import Basis, FeatureBasis, Operands
+from whvi.gp.collapsed import chunks
+from whvi.gp.features import RandomFeatures
+from whvi.gp.optimise import CollapsedFit
+from whvi.gp.projections import Projection
+from whvi.gp.psi import Weights
 
 _JITTER = 1e-9  # relative to σ_f²; a larger one visibly limits the accuracy
 _LLOYD_STEPS = 20
+
+
+@final
+class MixtureProjection(Projection):
+    r"""``Ω`` as float64 parameters that every start draws anew: a mixture of RBF kernels.
+
+    Lengthscales between ``1/e`` and ``e``, slow and fast waves side by side, give a higher bound
+    than one lengthscale.
+
+    Args:
+        in_features, num_frequencies: ``d`` and ``J``.
+        learned: Whether the frequencies are trained (Lázaro-Gredilla et al., 2010).
+    """
+
+    def __init__(self, in_features: int, num_frequencies: int, *, learned: bool = False) -> None:
+        super().__init__()
+        self.in_features, self.num_frequencies = in_features, num_frequencies
+        zeros = torch.zeros(in_features, num_frequencies, dtype=torch.float64)
+        self.frequencies = nn.Parameter(zeros, requires_grad=learned)
+        self.learned = learned
+
+    def scaling(self, inverse_lengthscale: Tensor) -> Tensor:
+        """Return ``diag(1/ℓ) Ω``, shape ``(d, J)``: it is rounded after the product."""
+        return inverse_lengthscale.unsqueeze(-1) * self.frequencies
+
+    def phases(self, x: Tensor, scaling: Tensor, dtype: torch.dtype) -> Tensor:
+        """See :meth:`Projection.phases`."""
+        return x.to(dtype) @ scaling.to(dtype)
+
+    def learned_frequencies(self) -> list[nn.Parameter]:
+        """See :meth:`Projection.learned_frequencies`."""
+        return [self.frequencies] if self.learned else []
+
+    @torch.no_grad()
+    def restart(self, generator: torch.Generator) -> None:
+        """See :meth:`Projection.restart`."""
+        normal = torch.randn(self.frequencies.shape, generator=generator, dtype=torch.float64)
+        uniform = torch.rand(self.num_frequencies, generator=generator, dtype=torch.float64)
+        self.frequencies.copy_(normal * (2 * uniform - 1).exp())
+
+    def _lengths(self) -> Tensor:
+        return self.frequencies
+
+    def _project(self, x: Tensor) -> Tensor:
+        return x @ self.frequencies
+
+
+def waves(
+    num_inputs: int,
+    weights: Weights,
+    *,
+    learned: bool = False,
+    dtype: torch.dtype = torch.float32,
+) -> FeatureBasis:
+    """Return cosines and sines whose frequencies every start draws anew, perhaps to learn them."""
+    size = weights.num_features
+    projection = MixtureProjection(num_inputs, size // 2, learned=learned)
+    features = RandomFeatures(num_inputs, size, projection=projection, dtype=dtype)
+    return FeatureBasis(features, weights)
 
 
 @final
@@ -108,3 +174,19 @@ def cluster_centres(x: Tensor, num_centres: int, generator: torch.Generator) -> 
         counts = torch.bincount(nearest, minlength=num_centres).unsqueeze(-1)
         centres = torch.where(counts > 0, sums / counts.clamp_min(1), centres)
     return centres
+
+
+@torch.no_grad()
+def function_moments(fit: CollapsedFit, x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return mean and variance of the function (no noise) at ``x (N, d)``, float64."""
+    basis, (mean, diagonal, root) = fit.basis, fit.posterior
+    prior, operands = basis.prior_variance(), basis.operands()
+    means, variances = [], []
+    for (part,) in chunks(basis, x):
+        psi = basis.evaluate(part, operands).double()
+        variance = psi.square() @ diagonal if root is None else (psi @ root).square().sum(-1)
+        if prior is not None:
+            variance = variance + (prior - psi.square().sum(-1)).clamp_min(0)
+        means.append(psi @ mean)
+        variances.append(variance)
+    return torch.cat(means), torch.cat(variances)
