@@ -90,7 +90,7 @@ def compare(rows: Rows, *, quick: bool) -> Scores:
 def _collapsed(rows: Rows, *, quick: bool) -> Predictive:
     model = RandomFeatureGP(rows[0].shape[1], NUM_FEATURES)
     model.fit(*rows[:2], starts=1 if quick else 3, iterations=5 if quick else 60)
-    return model.predict(rows[2])
+    return model.predictive(rows[2])
 
 
 def _minibatches(rows: Rows, hidden: tuple[int, ...], *, quick: bool) -> Predictive:

@@ -11,6 +11,7 @@ import torch
 
 from reproduction.data import random_splits, simulate, stack_replicas, standardize_replicas
 from reproduction.figure2.cells import Cell
+from reproduction.figure2.models import function_moments
 from reproduction.records import Record, software_versions
 from reproduction.runner import Unit
 from whvi.gp.optimise import fit_collapsed
@@ -74,7 +75,7 @@ class Figure2Work:
             seed=unit.seed,
         )
         seconds = time.process_time() - begin  # on one thread: other programs do not count
-        mean, variance = fit.predict(test_x)
+        mean, variance = function_moments(fit, test_x)
         errors = test_y - mean
         total = variance + fit.noise_variance
         mnll = 0.5 * (errors.square() / total + total.log() + math.log(2 * math.pi)).mean()

@@ -11,7 +11,7 @@ import gpytorch
 import torch
 from torch import Tensor
 
-from whvi.gp.inducing import InducingBasis
+from reproduction.figure2.models import InducingBasis
 
 _JITTER = 1e-9
 

@@ -1,9 +1,16 @@
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 
-from whvi.gp.inducing import InducingBasis, cluster_centres
+from reproduction.figure2.models import (
+    InducingBasis,
+    MixtureProjection,
+    cluster_centres,
+    function_moments,
+)
 from whvi.gp.optimise import fit_collapsed
 
 
@@ -55,9 +62,44 @@ def test_a_fit(covariance):
     fit = fit_collapsed(
         InducingBasis(2, 16), x, y / y.std(), covariance=covariance, starts=2, iterations=60
     )
-    mean, variance = fit.predict(x)
+    mean, variance = function_moments(fit, x)
     assert (mean - y / y.std()).square().mean().sqrt() < 0.05
     assert bool((variance >= 0).all())
+
+
+@pytest.mark.parametrize("covariance", ["diagonal", "full"])
+def test_moments_of_the_function(covariance, monkeypatch):
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(50, 3, generator=generator, dtype=torch.float64)
+    y = torch.sin(x).sum(-1)
+    basis = InducingBasis(3, 4)
+    fit = fit_collapsed(basis, x, y, covariance=covariance, starts=1, iterations=10)
+    psi, prior = basis(x).detach(), basis.prior_variance().detach()
+    root = fit.posterior.variance.sqrt().diag() if covariance == "diagonal" else fit.posterior.root
+    spread = (psi @ root @ root.T @ psi.T).diagonal() + (prior - psi.square().sum(-1)).clamp_min(0)
+    monkeypatch.setattr("whvi.gp.collapsed._CHUNK_ELEMENTS", 100)  # several chunks
+    mean, variance = function_moments(fit, x)
+    torch.testing.assert_close(mean, psi @ fit.posterior.mean)
+    torch.testing.assert_close(variance, spread)
+    # far from the data the process returns to its prior
+    far = function_moments(fit, 1e3 + x)
+    torch.testing.assert_close(far[0], torch.zeros(50, dtype=torch.float64))
+    torch.testing.assert_close(far[1], prior.expand(50))
+
+
+@pytest.mark.parametrize("learned", [True, False])
+def test_frequencies_of_a_mixture(learned):
+    projection = MixtureProjection(3, 4000, learned=learned)
+    projection.restart(torch.Generator().manual_seed(1))
+    assert projection.frequencies.requires_grad is learned
+    assert len(projection.learned_frequencies()) == learned
+    # E[ω²] = E[e^2u] = sinh(2) / 2 for u ~ U(-1, 1)
+    omega = projection(torch.eye(3, dtype=torch.float64)).detach()
+    assert omega.square().mean().item() == pytest.approx(math.sinh(2) / 2, rel=0.05)
+    unit = torch.tensor([0.5, 1.0, 2.0], dtype=torch.float64)
+    x = torch.randn(5, 3, dtype=torch.float64)
+    phases = projection.phases(x, projection.scaling(unit), torch.float64)
+    torch.testing.assert_close(phases, (x * unit) @ omega)
 
 
 def test_gpytorch_agrees():

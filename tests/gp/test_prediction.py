@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from whvi.errors import ShapeError
-from whvi.gp.predictive import gaussian_marginals
+from whvi.gp.prediction import gaussian_marginals
 from whvi.metrics import crps
 from whvi.predictive import Predictive
 
