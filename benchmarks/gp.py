@@ -75,7 +75,7 @@ def _prediction_cells(rows: int, effort: Effort) -> Iterator[Cell]:
     model = _model()
     model.fit(*simulate(1000, seed=0), starts=1, iterations=2)
     x, _ = simulate(rows, seed=1)
-    calls = {"mean": model.predict_mean, "mean and variance": model.predict_function}
+    calls = {"mean": model.predict_mean, "mean and variance": model.function_moments}
     for work, call in calls.items():
         rivals = {
             name: Rival(partial(call, x), prepare=partial(torch.set_num_threads, number))

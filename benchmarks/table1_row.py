@@ -22,15 +22,15 @@ from joblib import Parallel, delayed
 
 from benchmarks.machine import describe_machine
 from reproduction.data import CATALOGUE, load_uci
-from reproduction.evaluation import evaluate
-from reproduction.grids import METHODS
+from reproduction.methods import DataSize, Settings
+from reproduction.methods.evaluation import evaluate
+from reproduction.methods.grids import METHODS
 from reproduction.methods.kfac import NoisyKFACMethod
 from reproduction.methods.networks import NetworkMethod
-from reproduction.methods.protocol import DataSize, Settings
-from reproduction.paper import DATASETS
+from reproduction.methods.selection import choose
 from reproduction.runner import Unit, plan_units
-from reproduction.selection import choose
-from reproduction.table1 import chunk_size, expected_cost
+from reproduction.table1.paper import DATASETS
+from reproduction.table1.work import chunk_size, expected_cost
 from whvi.training.process import keep_freed_memory
 
 TRAINED = [n for n, m in METHODS.items() if isinstance(m, NetworkMethod | NoisyKFACMethod)]
@@ -41,12 +41,12 @@ def with_fewer_steps(name: str, share: int) -> NetworkMethod | NoisyKFACMethod:
     """The method with every candidate's steps divided by ``share``."""
     method = METHODS[name]
     assert isinstance(method, NetworkMethod | NoisyKFACMethod)
-    grid = method.candidates
+    grid = method.grid
 
     def shortened(size: DataSize) -> tuple[Settings, ...]:
         return tuple({**each, "steps": int(each["steps"]) // share} for each in grid(size))
 
-    return replace(method, candidates=shortened)
+    return replace(method, grid=shortened)
 
 
 def seconds_of(unit: Unit, share: int) -> float:

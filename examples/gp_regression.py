@@ -86,7 +86,7 @@ def main() -> None:
     for ax, (title, model) in zip(figure.axes[1:], models.items(), strict=True):
         with torch.enable_grad():
             model.fit(x, y, starts=1 if options.quick else 3, iterations=iterations)
-        mean, variance = model.predict_function(grid)
+        mean, variance = model.function_moments(grid)
         lines = model.draw_functions(8, generator=torch.Generator().manual_seed(1))(grid)
         draw(ax, grid, mean, variance.sqrt(), lines, title)
     reference = models["random features, exact posterior"]
@@ -94,7 +94,7 @@ def main() -> None:
     draw(figure.axes[0], grid, exact_mean, exact_deviation, None, "exact Gaussian process")
     figure.axes[2].legend(fontsize=8, loc="lower right")
     save_figure(figure, options.output)
-    found = reference.predict_function(grid)
+    found = reference.function_moments(grid)
     print(f"lengthscale {reference.lengthscale.item():.2f}, noise {reference.noise_std.item():.3f}")
     worst = (found.mean - exact_mean).abs().max().item()
     spread = (found.variance.sqrt() - exact_deviation).abs().max().item()

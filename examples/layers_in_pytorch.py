@@ -8,10 +8,10 @@ from __future__ import annotations
 import argparse
 
 import torch
+from sklearn.datasets import make_friedman1
 from torch import nn
 
 import whvi
-from reproduction.data import simulate
 from whvi.likelihoods import Gaussian
 from whvi.metrics import coverage, mnll, rmse
 
@@ -20,7 +20,7 @@ parser.add_argument("--quick", action="store_true", help="a few steps only")
 num_steps = 60 if parser.parse_args().quick else 2000
 
 # The Friedman function of five inputs with noise of standard deviation 1.
-x, y = map(torch.from_numpy, simulate("friedman", 1000, seed=0, design="uniform", noise_std=1.0))
+x, y = map(torch.from_numpy, make_friedman1(1000, n_features=5, noise=1.0, random_state=0))
 x, y = (x.float() - 0.5) * 12**0.5, y.float()
 x_train, y_train, x_test, y_test = x[:800], y[:800], x[800:], y[800:]
 

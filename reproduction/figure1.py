@@ -3,13 +3,10 @@ r"""Figure 1 of the paper: the normalised covariance of ``g`` and of ``vec(W)``,
 A small network with an 8 × 8 structured layer and a full-covariance posterior is trained on a toy
 regression. ``W`` is linear in ``g``, so ``cov(vec W) = A Σ Aᵀ`` with
 ``A[(i,j),k] = s1[i] s2[j] H[i,k] H[j,k]``: 8 random numbers correlate 64 weights.
-
-    python -m reproduction.figure1 [--output reproduction/results/figure1]
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 from functools import partial
 from pathlib import Path
@@ -18,6 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from reproduction.report import replace_file
 from whvi.layers import WHVILinear
 from whvi.layers.linear import RandomLinear
 from whvi.layers.structured import StructuredMatrix
@@ -39,13 +37,11 @@ class Figure1(NamedTuple):
     files: tuple[Path, ...]
 
 
-def reproduce_figure1(
-    output: str | Path = "reproduction/results/figure1", *, seed: int = 0, quick: bool = False
-) -> Figure1:
-    """Train, draw the two covariances and write ``figure1.png``, ``.svg`` and ``.json``.
+def reproduce_figure1(folder: Path, *, seed: int = 0, quick: bool = False) -> Figure1:
+    """Train, draw the two covariances and write ``figure1.png``, ``.svg`` and ``summary.json``.
 
     Args:
-        output: Folder for the files.
+        folder: For the files.
         seed: Of data, starting point and training.
         quick: Train for a few steps only, to see that it runs.
     """
@@ -66,7 +62,6 @@ def reproduce_figure1(
     assert isinstance(layer.matrix, StructuredMatrix)
     cov_g = layer.matrix.posterior.covariance().detach()[0]
     cov_w = layer.weight_moments().covariance.detach()
-    folder = Path(output)
     pictures = _draw(cov_g, cov_w, folder)
     settings = {
         "seed": seed,
@@ -87,8 +82,8 @@ def reproduce_figure1(
         "s1": layer.matrix.s1.tolist(),
         "s2": layer.matrix.s2.tolist(),
     }
-    numbers = folder / "figure1.json"
-    numbers.write_text(json.dumps(results, indent=1) + "\n")
+    numbers = folder / "summary.json"
+    replace_file(numbers, json.dumps(results, indent=1) + "\n")
     return Figure1(cov_g, cov_w, (*pictures, numbers))
 
 
@@ -128,21 +123,3 @@ def _describe(covariance: Tensor) -> dict[str, Any]:
         "mean_absolute_correlation": off_diagonal.mean().item(),
         "largest_absolute_correlation": off_diagonal.max().item(),
     }
-
-
-def main() -> None:
-    """Read the options and say what was written."""
-    parser = argparse.ArgumentParser(description="Figure 1: covariances of g and of vec(W)")
-    parser.add_argument(
-        "--output", default="reproduction/results/figure1", help="folder for the files"
-    )
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--quick", action="store_true", help="a few steps only")
-    options = parser.parse_args()
-    result = reproduce_figure1(options.output, seed=options.seed, quick=options.quick)
-    for path in result.files:
-        print(path)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,6 +1,6 @@
-"""Records of a grid: JSON lines, appended whole or not at all, each key at most once.
+"""Records of an experiment: JSON lines, appended whole or not at all, each key at most once.
 
-A file is safe against ``kill -9`` at any moment and against several writers: appends hold a lock,
+The file is safe against ``kill -9`` at any moment and against several writers: appends hold a lock,
 drop the torn last line that a killed writer may have left, skip keys that are there already, and
 are flushed to the disk.
 """
@@ -10,10 +10,15 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import platform
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any, final
 
+import numpy as np
+import torch
+
+import whvi
 from whvi.errors import DataError
 
 Record = dict[str, Any]
@@ -78,6 +83,16 @@ class RecordStore:
                     f"have it computed again"
                 ) from error
         return found
+
+
+def software_versions() -> dict[str, str]:
+    """Return what every record says about the software that made it."""
+    return {
+        "whvi": whvi.__version__,
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "python": platform.python_version(),
+    }
 
 
 def _line(record: Record) -> bytes:

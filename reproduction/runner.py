@@ -10,10 +10,19 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import NamedTuple
 
+import torch
+from joblib import Parallel, delayed
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from rich.progress import TimeElapsedColumn as Elapsed
+from rich.progress import TimeRemainingColumn as Remaining
+
 from reproduction.records import Record, RecordStore
-from whvi.errors import ConfigError, MissingDependencyError
+from whvi.training.process import keep_freed_memory
 
 
 class Unit(NamedTuple):
@@ -29,6 +38,31 @@ Work = Callable[[Unit], Iterable[Record]]
 """Computes the records of a unit; may yield them one by one."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What every experiment can be asked for.
+
+    Attributes:
+        output: Folder of records and report.
+        quick: A reduced run that tests the machinery, not the methods.
+        methods, data, seeds: Part of the grid; by default everything.
+        jobs: Processes.
+        shard: ``(i, n)``: do every n-th unit, from the i-th; for machines that share nothing.
+        progress: Show records done and time left on stderr.
+        report_only: Compute no records; make the report from those that are there.
+    """
+
+    output: Path
+    quick: bool = False
+    methods: Sequence[str] | None = None
+    data: Sequence[str] | None = None
+    seeds: Sequence[int] | None = None
+    jobs: int = 1
+    shard: tuple[int, int] = (1, 1)
+    progress: bool = False
+    report_only: bool = False
+
+
 def plan_units(
     methods: Sequence[str],
     splits: Mapping[str, Sequence[int]],
@@ -39,8 +73,8 @@ def plan_units(
 ) -> list[Unit]:
     """List the units of a grid, at most ``chunk(dataset)`` splits in each.
 
-    Methods come in their order: later ones may use what earlier ones found out. Those of a method
-    come with the largest ``cost`` first, so that processes that share them end together.
+    Methods keep their order, because later ones may use what earlier ones found out. Within a
+    method the units with the largest ``cost`` come first, so that all processes end together.
     """
     units: list[Unit] = []
     for method in methods:
@@ -68,39 +102,22 @@ def missing_units(units: Iterable[Unit], store: RecordStore) -> list[Unit]:
     return remaining
 
 
-def parse_shard(text: str) -> tuple[int, int]:
-    """Read ``"i/n"``: the i-th of n shards, counted from 1."""
-    with contextlib.suppress(ValueError):
-        index, count = (int(part) for part in text.split("/"))
-        if 1 <= index <= count:
-            return index, count
-    raise ConfigError(f"a shard is written i/n with 1 ≤ i ≤ n, such as 1/4, got {text!r}")
-
-
-def run_units(
-    units: Sequence[Unit],
-    work: Work,
-    store: RecordStore,
-    *,
-    jobs: int = 1,
-    shard: tuple[int, int] = (1, 1),
-    progress: bool = False,
-) -> None:
+def run_units(units: Sequence[Unit], work: Work, store: RecordStore, options: Options) -> None:
     """Compute and store the records that are missing.
 
     Args:
         units: The whole grid; the shard is taken from it, then what is there is left out.
         work: Computes the records of a unit.
         store: Where records go, each as soon as it is known.
-        jobs: Processes.
-        shard: ``(i, n)``: this call does every n-th unit, from the i-th.
-        progress: Show records done and time left on stderr (needs rich).
+        options: Jobs, shard and progress.
     """
-    index, count = shard
+    if options.report_only:
+        return
+    index, count = options.shard
     remaining = missing_units(units[index - 1 :: count], store)
     total = sum(len(unit.splits) for unit in remaining)
-    with _progress_bar(total, shown=progress) as advance:
-        for unit in _done(remaining, work, store, jobs):
+    with _progress_bar(total, shown=options.progress) as advance:
+        for unit in _done(remaining, work, store, options.jobs):
             advance(unit)
 
 
@@ -110,18 +127,14 @@ def _done(units: Sequence[Unit], work: Work, store: RecordStore, jobs: int) -> I
         for unit in units:
             yield _run_unit(unit, work, store)
         return
-    try:
-        from joblib import Parallel, delayed
-    except ImportError as error:
-        raise MissingDependencyError(
-            "several jobs need joblib: pip install 'whvi[experiments]'"
-        ) from error
     tasks = (delayed(_run_unit)(unit, work, store) for unit in units)
     yield from Parallel(n_jobs=jobs, return_as="generator_unordered", pre_dispatch=jobs)(tasks)
 
 
 def _run_unit(unit: Unit, work: Work, store: RecordStore) -> Unit:
-    """Look once more what is missing (others may have worked), compute it and store it."""
+    """Compute and store what is still missing (another process may have stored some of it)."""
+    torch.set_num_threads(1)  # one process per core: several threads in each would compete
+    keep_freed_memory()
     for missing in missing_units([unit], store):
         for record in work(missing):
             store.append([record])
@@ -130,19 +143,9 @@ def _run_unit(unit: Unit, work: Work, store: RecordStore) -> Unit:
 
 @contextlib.contextmanager
 def _progress_bar(total: int, *, shown: bool) -> Iterator[Callable[[Unit], None]]:
-    if not shown:
-        yield lambda unit: None
-        return
-    try:
-        from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-        from rich.progress import TimeElapsedColumn as Elapsed
-        from rich.progress import TimeRemainingColumn as Remaining
-    except ImportError as error:
-        raise MissingDependencyError("progress needs rich: pip install 'whvi[progress]'") from error
     text = TextColumn("{task.description}")
     columns = (text, BarColumn(), MofNCompleteColumn(), Elapsed(), Remaining())
-    with Progress(*columns, console=Console(stderr=True)) as bar:
+    with Progress(*columns, console=Console(stderr=True), disable=not shown) as bar:
         task = bar.add_task("records", total=total)
 
         def advance(unit: Unit) -> None:

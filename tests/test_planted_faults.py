@@ -1,13 +1,15 @@
-"""I13: alarms that ring. Plant each classic fault and see the suite fail.
+"""Tests that notice: plant each classic fault and see the test that is meant for it fail.
 
-Every fault has been seen in published code. The tests that should notice it run in a process of
-their own, which loads this very file as a pytest plugin (``-p test_planted_faults``) and plants
-the fault named by ``WHVI_PLANTED_FAULT`` before any test is collected. That the same tests pass
-without a fault (an alarm that always rings is no alarm) is what every ordinary run shows.
+Every fault has been seen in published code. The test that should notice it runs in a process of its
+own, which loads this very file as a pytest plugin and plants the fault named by
+``WHVI_PLANTED_FAULT`` before any test is collected. It has to fail by the assertion meant for the
+fault: any other exception, such as that of a mutant which does not run, counts as not noticed. That
+the same tests pass without a fault is what every ordinary run shows.
 """
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import subprocess
@@ -18,15 +20,16 @@ from typing import Any, NamedTuple
 
 import pytest
 
-TESTS = Path(__file__).parent
+ROOT = Path(__file__).parents[1]
 VARIABLE = "WHVI_PLANTED_FAULT"
+REPORT = "WHVI_PLANTED_REPORT"  # a file for what the test raised
 
 
 def substitute(old: Any, new: Any) -> None:
     """Put ``new`` wherever a module of the library has imported ``old``."""
     found = False
     for name, module in list(sys.modules.items()):
-        if name.split(".")[0] != "whvi":
+        if name.split(".")[0] not in ("whvi", "reproduction"):
             continue
         for attribute, value in list(vars(module).items()):
             if value is old:
@@ -47,24 +50,26 @@ def wrap(owner: type, name: str, change: Callable[..., Any]) -> None:
 
 def variance_as_standard_deviation() -> None:
     from whvi.posteriors import DiagonalGaussian
+    from whvi.sampling import insert_inner_axes
 
-    def draw(original: Any, self: Any, num_draws: int, generator: Any) -> Any:
-        mean = self.loc.unsqueeze(-3)
-        return mean + (
-            original(self, num_draws, generator) - mean
-        ) * self.log_scale.exp().unsqueeze(-3)
+    def draw(original: Any, self: Any, inner_shape: Any = (), generator: Any = None) -> Any:
+        axes = (len(self.batch_shape), len(inner_shape))
+        mean, scale = (insert_inner_axes(v, *axes) for v in (self.loc, self.log_scale.exp()))
+        return mean + (original(self, inner_shape, generator) - mean) * scale
 
-    wrap(DiagonalGaussian, "_draw", draw)
+    wrap(DiagonalGaussian, "draw", draw)
 
 
 def noise_variance_as_standard_deviation() -> None:
     from whvi.likelihoods import Gaussian
-    from whvi.predictive import Predictive
 
     def predictive(original: Any, self: Any, f: Any) -> Any:
-        scale = self.noise_scale.square().expand_as(f)
-        axes = len(self.batch_shape)
-        return Predictive.gaussian(f.squeeze(-1).double(), scale.squeeze(-1), batch_dims=axes)
+        log_variance = self.log_noise_variance.data
+        self.log_noise_variance.data = 2 * log_variance
+        try:
+            return original(self, f)
+        finally:
+            self.log_noise_variance.data = log_variance
 
     wrap(Gaussian, "predictive", predictive)
 
@@ -103,24 +108,26 @@ def hidden_penalty_in_the_kl() -> None:
 
 
 def missing_factor_of_the_batch() -> None:
-    import whvi.elbo as module
+    from whvi.elbo import Elbo
+    from whvi.elbo import elbo_of_values as original
 
     def elbo_of_values(
-        model: Any, likelihood: Any, f: Any, y: Any, *, num_data: int, beta: float
+        likelihood: Any, f: Any, y: Any, kl_value: Any, *, num_data: int, beta: float
     ) -> Any:
         log_prob = likelihood.log_prob(f, y)
-        return module.Elbo(log_prob.mean(-2).sum(-1), module.kl(model), beta)
+        return Elbo(log_prob.mean(-2).sum(-1), kl_value, beta)
 
-    substitute(sys.modules["whvi.elbo"].elbo_of_values, elbo_of_values)
+    substitute(original, elbo_of_values)
 
 
 def noise_shared_across_rows() -> None:
-    from whvi.layers.structured import StructuredWeight
+    from whvi.layers.structured import StructuredMatrix
+    from whvi.sampling import WeightDraws
 
-    def multiply(original: Any, self: Any, x: Any, bias: Any, generator: Any) -> Any:
-        return self._multiply_given(x, bias, self._draw((), generator))
+    def multiply(original: Any, self: Any, x: Any, bias: Any, sampler: Any) -> Any:
+        return original(self, x, bias, WeightDraws(generator=sampler.generator))
 
-    wrap(StructuredWeight, "_multiply_local", multiply)
+    wrap(StructuredMatrix, "multiply", multiply)
 
 
 def logarithm_in_floats() -> None:
@@ -144,9 +151,9 @@ def weights_drawn_again_at_every_call() -> None:
 def scaling_that_saw_the_test_rows() -> None:
     import numpy as np
 
-    from reproduction.data import scaling
+    from reproduction.data import splits
 
-    original = scaling.standardize_replicas
+    original = splits.standardize_replicas
 
     def standardize_replicas(replicas: Any) -> Any:
         leaked = replicas._replace(
@@ -156,15 +163,13 @@ def scaling_that_saw_the_test_rows() -> None:
         _, x, y = original(leaked)
         parts = (x.transform(replicas.x_train), y.transform(replicas.y_train))
         rest = (x.transform(replicas.x_test), y.transform(replicas.y_test))
-        return scaling.ScaledReplicas(scaling.Replicas(*parts, *rest), x, y)
+        return splits.ScaledReplicas(splits.Replicas(*parts, *rest), x, y)
 
     substitute(original, standardize_replicas)
 
 
 def s1_and_s2_swapped() -> None:
-    from whvi.layers import blocks
-
-    original = blocks.block_linear
+    from whvi._kernel.product import block_linear as original
 
     def block_linear(x: Any, s1: Any, g: Any, s2: Any, bias: Any, plan: Any) -> Any:
         return original(x, s2, g, s1, bias, plan)
@@ -173,11 +178,11 @@ def s1_and_s2_swapped() -> None:
 
 
 class Fault(NamedTuple):
-    """A way to plant a fault, and the tests that have to notice."""
+    """A way to plant a fault, the test that has to notice, and the assertion in it."""
 
     plant: Callable[[], None]
-    noticed_by: tuple[str, ...]
-    names: str = ""  # an expression for pytest -k
+    test: str
+    assertion: str
 
 
 FAULTS = {
@@ -185,70 +190,129 @@ FAULTS = {
     for fault in (
         Fault(
             variance_as_standard_deviation,
-            ("layers/test_linear.py",),
-            "test_moments_match_draws",
+            "layers/test_linear.py::test_moments_match_draws[diagonal-sizes0]",
+            "assert _variance_z(y, exact.variance) < 5",
         ),
         Fault(
             noise_variance_as_standard_deviation,
-            ("test_likelihoods.py", "statistical/test_calibration.py"),
+            "statistical/test_calibration.py"
+            "::test_intervals_of_the_exact_posterior_have_their_level",
+            "assert abs(covered - level) < 3 * error",
         ),
         Fault(
             kl_averaged_over_weights,
-            ("statistical/test_inference.py",),
-            "test_elbo_at_the_exact or test_best_factorized",
+            "statistical/test_inference.py"
+            "::test_elbo_at_the_exact_posterior_is_the_evidence[(5, 7)]",
+            "assert_close(\n        closed_form_elbo(problem).detach(), log_evidence(problem)",
         ),
-        Fault(kl_divided_by_layers, ("layers/test_protocol.py",)),
-        Fault(hidden_penalty_in_the_kl, ("layers/test_protocol.py",)),
+        Fault(
+            kl_divided_by_layers,
+            "layers/test_protocol.py::test_kl_of_a_model_with_replicas_is_per_replica",
+            "assert_close(kl(model), model[0].kl() + model[2].kl()",
+        ),
+        Fault(
+            hidden_penalty_in_the_kl,
+            "layers/test_protocol.py::test_a_shared_module_counts_once",
+            "assert_close(kl(model), layer.kl()",
+        ),
         Fault(
             missing_factor_of_the_batch,
-            ("test_elbo.py", "statistical/test_inference.py"),
-            "unbiased",
+            "test_elbo.py::test_minibatch_objective_is_unbiased_exactly[2]",
+            "assert_close(mean, full.value",
         ),
         Fault(
             noise_shared_across_rows,
-            ("layers/test_conformance.py", "statistical/test_inference.py"),
-            "test_local_reparameterization_draws or test_rows_are_correlated",
+            "layers/test_conformance.py::TestWHVILinear"
+            "::test_local_reparameterization_draws_for_every_row",
+            "assert (spread > 0).all()",
         ),
-        Fault(logarithm_in_floats, ("layers/test_blocks.py",), "without_floats"),
-        Fault(noise_not_held_fixed, ("training/test_loop.py",)),
-        Fault(weights_drawn_again_at_every_call, ("layers/test_linear.py",), "is_a_function"),
-        Fault(scaling_that_saw_the_test_rows, ("data/test_scaling.py",)),
-        Fault(s1_and_s2_swapped, ("layers/test_linear.py",), "some_shapes"),
+        Fault(
+            logarithm_in_floats,
+            "_kernel/test_product.py::test_sizes_are_found_without_floats",
+            "assert BlockPlan.for_shape(power + 1, 2).block_size == 2 * power",
+        ),
+        Fault(
+            noise_not_held_fixed,
+            "training/test_loop.py::TestNoiseHold::test_noise_is_held_and_then_moves",
+            "assert values[5] == values[15] == [[-2.0]]",
+        ),
+        Fault(
+            weights_drawn_again_at_every_call,
+            "layers/test_linear.py::test_a_draw_is_a_function_at_any_size[WHVILinear-sizes0]",
+            "assert torch.equal(parts, whole)",
+        ),
+        Fault(
+            scaling_that_saw_the_test_rows,
+            "tabular/test_scaling.py::test_nothing_of_the_test_rows_reaches_the_training_arrays",
+            "assert_array_equal(changed.data.x_train, original.data.x_train)",
+        ),
+        Fault(
+            s1_and_s2_swapped,
+            "layers/test_linear.py::test_some_shapes_are_their_dense_matrix[0]",
+            "assert error <= 64 * EPS * scale",
+        ),
     )
 }
 
 
+def mutant_that_does_not_run() -> None:
+    from whvi.layers.structured import StructuredMatrix
+
+    wrap(StructuredMatrix, "multiply", lambda original, self: None)  # TypeError at every call
+
+
+# what must not count as noticed
+CRASH = FAULTS["noise_shared_across_rows"]._replace(plant=mutant_that_does_not_run)
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """As a plugin: plant the fault that the environment names, before tests are collected."""
-    import whvi
-    import whvi.tabular.inputs
-    import whvi.training.step  # noqa: F401
-
     if name := os.environ.get(VARIABLE):
-        FAULTS[name].plant()
+        import whvi.tabular
+        import whvi.training.step  # noqa: F401
+
+        FAULTS.get(name, CRASH).plant()
 
 
-def run_tests(name: str) -> subprocess.CompletedProcess[str]:
-    fault = FAULTS[name]
+def pytest_exception_interact(call: pytest.CallInfo[Any]) -> None:
+    """As a plugin: write down what the test raised, and the last statement of a test in it."""
+    if (path := os.environ.get(REPORT)) and call.excinfo is not None:
+        raised, tests = call.excinfo, ROOT / "tests"
+        *_, last = (e for e in raised.traceback if Path(e.path).is_relative_to(tests))
+        found = {
+            "is_assertion": raised.errisinstance(AssertionError),
+            "raised": repr(raised.value),
+            "statement": str(last.statement),
+        }
+        Path(path).write_text(json.dumps(found))
+
+
+def run_test(name: str, report: Path) -> subprocess.CompletedProcess[str]:
     command = [
-        sys.executable, "-m", "pytest", "-p", "test_planted_faults", "-p", "no:cacheprovider",
-        "-p", "no:xdist", "-q", "-x", *(str(TESTS / file) for file in fault.noticed_by),
+        sys.executable, "-m", "pytest", "-p", "tests.test_planted_faults", "-p", "no:cacheprovider",
+        "-p", "no:xdist", "-q", "-o", "addopts=", f"tests/{FAULTS.get(name, CRASH).test}",
     ]  # fmt: skip
-    if fault.names:
-        command += ["-k", fault.names]
-    paths = [str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])]
-    environment = os.environ | {VARIABLE: name, "PYTHONPATH": os.pathsep.join(paths)}
+    environment = os.environ | {VARIABLE: name, REPORT: str(report)}
     for inherited in ("PYTEST_ADDOPTS", "PYTEST_XDIST_WORKER"):
         environment.pop(inherited, None)
     return subprocess.run(
-        command, env=environment, cwd=TESTS.parent, capture_output=True, text=True, timeout=600
+        command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=600
     )
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("name", FAULTS)
-def test_the_suite_notices(name: str) -> None:
-    faulty = run_tests(name)
-    assert faulty.returncode == pytest.ExitCode.TESTS_FAILED, faulty.stdout[-3000:]
-    assert " failed" in faulty.stdout
-    assert "error" not in faulty.stdout.splitlines()[-1]
+def test_the_assertion_meant_for_it_notices(name: str, tmp_path: Path) -> None:
+    report = tmp_path / "raised.json"
+    faulty = run_test(name, report)
+    assert faulty.returncode == pytest.ExitCode.TESTS_FAILED, faulty.stdout[-3000:] + faulty.stderr
+    found = json.loads(report.read_text())
+    assert found["is_assertion"], found["raised"]
+    assert FAULTS[name].assertion in found["statement"]
+
+
+@pytest.mark.nightly
+def test_a_mutant_that_does_not_run_is_not_noticed(tmp_path: Path) -> None:
+    report = tmp_path / "raised.json"
+    assert run_test("crash", report).returncode == pytest.ExitCode.TESTS_FAILED
+    assert not json.loads(report.read_text())["is_assertion"]

@@ -3,60 +3,60 @@
 from __future__ import annotations
 
 import logging
-import os
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
-from whvi.errors import DataError, MissingDependencyError
+import pooch
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-
-    from reproduction.data.catalogue import FileRecord
+from whvi.errors import DataError
 
 TIMEOUT_SECONDS = 30.0
+
+
+class FileRecord(NamedTuple):
+    """What a file must be, to the byte."""
+
+    path: str  # with forward slashes
+    num_bytes: int
+    sha256: str  # 64 hexadecimal digits
 
 
 class DownloadError(DataError, OSError):
     """A file could not be downloaded, or is not the file that was expected."""
 
 
-def fetch_files(
-    files: Sequence[FileRecord],
-    *,
-    base_url: str,
-    cache: str | os.PathLike[str] | None = None,
-    progress: bool = False,
-) -> Path:
-    """Download the files that the cache lacks or holds damaged, and return the cache folder.
+def default_cache() -> Path:
+    """Return the user's cache folder of the operating system."""
+    return Path(pooch.os_cache("whvi"))
+
+
+def fetch_files(files: Sequence[FileRecord], folder: Path, *, base_url: str) -> None:
+    """Download the files that ``folder`` lacks or holds damaged.
 
     Every file goes to a temporary name, is cut off if it grows beyond its recorded size, and is
-    renamed into place only if its SHA-256 agrees. After an error the cache holds what it held
+    renamed into place only if its SHA-256 agrees. After an error the folder holds what it held
     before, plus the files that came through whole: calling again goes on from there.
 
     Args:
-        files: What to fetch; paths are below ``base_url`` and below the cache.
+        files: What to fetch; paths are below ``base_url`` and below ``folder``.
+        folder: Where the files are kept.
         base_url: Address that the paths are appended to.
-        cache: Folder; by default the user's cache folder of the operating system.
-        progress: Show a progress bar on the standard error stream (needs ``rich``).
     """
-    pooch = _import_pooch()
-    folder = Path(pooch.os_cache("whvi") if cache is None else cache)
     keeper = pooch.create(
         path=folder,
         base_url=base_url.rstrip("/") + "/",
         registry={file.path: f"sha256:{file.sha256}" for file in files},
     )
     with _quiet(pooch.get_logger()):
-        for file in _with_progress_bar(files) if progress else files:
-            _fetch_one(keeper, file, pooch.HTTPDownloader)
-    return folder
+        for file in files:
+            _fetch_one(keeper, file)
 
 
-def _fetch_one(keeper: Any, file: FileRecord, http_downloader: Any) -> None:
+def _fetch_one(keeper: Any, file: FileRecord) -> None:
     def download(url: str, output_path: str, owner: object) -> None:
-        transfer = http_downloader(chunk_size=1 << 16, timeout=TIMEOUT_SECONDS)
+        transfer = pooch.HTTPDownloader(chunk_size=1 << 16, timeout=TIMEOUT_SECONDS)
         with open(output_path, "wb") as stream:
             transfer(url, _BoundedWriter(stream, file), owner)
 
@@ -76,8 +76,8 @@ def _fetch_one(keeper: Any, file: FileRecord, http_downloader: Any) -> None:
 
 
 _WHAT_TO_DO = (
-    "Try again (files already fetched are kept); without a network, copy the folder by hand and "
-    "name it with the argument root= or the environment variable WHVI_DATA"
+    "Try again (files already fetched are kept); without a network, copy UCI_Datasets by hand and "
+    "name the folder that holds it with --data-dir or the environment variable WHVI_DATA"
 )
 
 
@@ -100,28 +100,6 @@ class _BoundedWriter:
 
     def flush(self) -> None:
         self._stream.flush()
-
-
-def _import_pooch() -> Any:
-    try:
-        import pooch
-    except ImportError as error:
-        raise MissingDependencyError(
-            "downloading data sets needs pooch: pip install 'whvi[data]'; or name a folder "
-            "that holds them with root= or the environment variable WHVI_DATA"
-        ) from error
-    return pooch
-
-
-def _with_progress_bar(files: Sequence[FileRecord]) -> Iterable[FileRecord]:
-    try:
-        from rich.console import Console
-        from rich.progress import track
-    except ImportError as error:
-        raise MissingDependencyError(
-            "a progress bar needs rich: pip install 'whvi[progress]', or pass progress=False"
-        ) from error
-    return track(files, description="Downloading", console=Console(stderr=True))
 
 
 @contextmanager

@@ -1,31 +1,60 @@
 r"""Computer experiments as formulas: nothing to download, any number of rows.
 
 :data:`SIMULATORS` has the box of inputs, the units and the source of every formula;
-:func:`simulate` evaluates one on a space-filling design.
+:func:`simulate` evaluates one on a space-filling design. Formulas follow the papers named beside
+them, as collected by S. Surjanovic and D. Bingham in the *Virtual Library of Simulation
+Experiments*.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import NamedTuple
 
 import numpy as np
-from numpy import pi
+from numpy import cos, log, pi, sin, sqrt
+from numpy.typing import ArrayLike, NDArray
+from scipy.stats import qmc
 
-from reproduction.data import formulas
-from reproduction.data.designs import DESIGNS, design_generator
+from whvi._checks import check_positive_int
 from whvi.errors import ConfigError, ShapeError
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from numpy.typing import ArrayLike, NDArray
-
-    Array = NDArray[np.float64]
+Array = NDArray[np.float64]
 
 
-_T = TypeVar("_T")
+def simulate(name: str, num_points: int, seed: int) -> tuple[Array, Array]:
+    """Evaluate a simulator on a scrambled Sobol' design.
+
+    Args:
+        name: A key of :data:`SIMULATORS`.
+        num_points: N, from 1 to millions.
+        seed: Fixes the design.
+
+    Returns:
+        Inputs ``(N, d)`` in their own units and outputs ``(N,)``, both float64.
+    """
+    if name not in SIMULATORS:
+        raise ConfigError(f"there is no simulator {name!r}; choose one of {', '.join(SIMULATORS)}")
+    simulator = SIMULATORS[name]
+    x = simulator.from_unit_cube(sobol_design(num_points, simulator.num_inputs, seed))
+    return x, simulator(x)
+
+
+def sobol_design(num_points: int, num_inputs: int, seed: int) -> Array:
+    """Return scrambled Sobol' points in [0, 1), shape ``(num_points, num_inputs)``.
+
+    Any number of points may be asked for: they are the first ones of a sequence whose length is
+    the next power of two, so a longer design with the same seed begins with the shorter one.
+    """
+    check_positive_int("num_points", num_points)
+    check_positive_int("num_inputs", num_inputs)
+    if seed < 0:
+        raise ConfigError(f"seed must be an integer that is not negative, got {seed}")
+    sampler = qmc.Sobol(num_inputs, scramble=True, seed=np.random.default_rng((seed,)))
+    points: Array = sampler.random_base2((num_points - 1).bit_length())
+    return points[:num_points]
 
 
 class InputRange(NamedTuple):
@@ -42,7 +71,7 @@ class Simulator:
     """A formula with the box of inputs it is studied on.
 
     Attributes:
-        name: The name that :func:`simulate` takes.
+        name: As :func:`simulate` takes it.
         inputs: Ranges, in the order of the columns.
         formula: Rows ``(..., d)`` to outputs ``(...)``, float64.
         output: What comes out, with its unit.
@@ -77,46 +106,66 @@ class Simulator:
         return result
 
 
-def simulate(
-    name: str,
-    num_points: int,
-    seed: int,
-    *,
-    design: str = "sobol",
-    noise_std: float = 0.0,
-) -> tuple[Array, Array]:
-    """Evaluate a simulator on a space-filling design.
+# Formulas: rows of inputs (..., d) to outputs (...), float64
 
-    Args:
-        name: A key of :data:`SIMULATORS`.
-        num_points: N, from 1 to millions.
-        seed: Fixes the design and, independently of it, the noise.
-        design: ``"sobol"`` (scrambled), ``"latin_hypercube"`` or ``"uniform"``.
-        noise_std: Standard deviation of added Gaussian noise, in the unit of the output.
 
-    Returns:
-        Inputs ``(N, d)`` in their own units and outputs ``(N,)``, both float64.
+def _columns(x: Array) -> tuple[Array, ...]:
+    return tuple(np.moveaxis(x, -1, 0))
+
+
+def borehole(x: Array) -> Array:
+    r"""Flow of water through a borehole, m³/year.
+
+    .. math:: \frac{2\pi T_u (H_u - H_l)}{\ln(r/r_w)
+        \left(1 + \frac{2 L T_u}{\ln(r/r_w) r_w^2 K_w} + \frac{T_u}{T_l}\right)}
     """
-    simulator = _lookup("simulator", SIMULATORS, name)
-    draw = _lookup("design", DESIGNS, design)
-    if not 0 <= noise_std < np.inf:
-        raise ConfigError(f"noise_std must be finite and not negative, got {noise_std!r}")
-    x = simulator.from_unit_cube(draw(num_points, simulator.num_inputs, seed))
-    noise = design_generator(seed, 1).standard_normal(num_points)
-    return x, simulator(x) + noise_std * noise
+    rw, r, Tu, Hu, Tl, Hl, L, Kw = _columns(x)
+    log_ratio = log(r / rw)
+    resistance = 1 + 2 * L * Tu / (log_ratio * rw**2 * Kw) + Tu / Tl
+    return 2 * pi * Tu * (Hu - Hl) / (log_ratio * resistance)
 
 
-def _lookup(kind: str, table: Mapping[str, _T], name: str) -> _T:
-    try:
-        return table[name]
-    except KeyError:
-        raise ConfigError(
-            f"there is no {kind} {name!r}; choose one of {', '.join(table)}"
-        ) from None
+def robot_arm(x: Array) -> Array:
+    r"""Distance of the end of a 4-segment planar arm from its shoulder.
+
+    .. math:: \Big|\sum_{i=1}^4 L_i e^{\mathrm{i}\sum_{j\le i}\theta_j}\Big|
+    """
+    angle = np.cumsum(x[..., :4], axis=-1)
+    length = x[..., 4:]
+    distance: Array = np.hypot((length * cos(angle)).sum(-1), (length * sin(angle)).sum(-1))
+    return distance
 
 
-def _numbered(num_inputs: int, low: float, high: float) -> tuple[InputRange, ...]:
-    return tuple(InputRange(f"x{i}", low, high) for i in range(1, num_inputs + 1))
+def piston(x: Array) -> Array:
+    r"""Cycle time of a piston in a cylinder, s.
+
+    .. math:: 2\pi\sqrt{\frac{M}{k + S^2 \frac{P_0 V_0}{T_0}\frac{T_a}{V^2}}},\quad
+        V = \frac{S}{2k}\Big(\sqrt{A^2 + 4k\tfrac{P_0 V_0}{T_0}T_a} - A\Big),\quad
+        A = P_0 S + 19.62 M - \frac{k V_0}{S}
+    """
+    M, S, V0, k, P0, Ta, T0 = _columns(x)
+    A = P0 * S + 19.62 * M - k * V0 / S
+    gas = P0 * V0 / T0 * Ta
+    V = S / (2 * k) * (sqrt(A**2 + 4 * k * gas) - A)
+    return 2 * pi * sqrt(M / (k + S**2 * gas / V**2))
+
+
+def otl_circuit(x: Array) -> Array:
+    r"""Mid-point voltage of an output-transformerless push-pull circuit, V.
+
+    .. math:: \frac{(V_{b1} + 0.74)\,b + 11.35 R_f + 0.74\,b R_f / R_{c1}}{b + R_f},\quad
+        b = \beta (R_{c2} + 9),\quad V_{b1} = \frac{12 R_{b2}}{R_{b1} + R_{b2}}
+    """
+    Rb1, Rb2, Rf, Rc1, Rc2, beta = _columns(x)
+    b = beta * (Rc2 + 9)
+    Vb1 = 12 * Rb2 / (Rb1 + Rb2)
+    return ((Vb1 + 0.74) * b + 11.35 * Rf + 0.74 * b * Rf / Rc1) / (b + Rf)
+
+
+def friedman(x: Array) -> Array:
+    r""":math:`10\sin(\pi x_1 x_2) + 20(x_3 - 1/2)^2 + 10 x_4 + 5 x_5`."""
+    x1, x2, x3, x4, x5 = _columns(x)
+    return 10 * sin(pi * x1 * x2) + 20 * (x3 - 0.5) ** 2 + 10 * x4 + 5 * x5
 
 
 _RECORDS = (
@@ -132,7 +181,7 @@ _RECORDS = (
             InputRange("L", 1120, 1680, "m"),
             InputRange("Kw", 9855, 12_045, "m/year"),
         ),
-        formula=formulas.borehole,
+        formula=borehole,
         output="water flow (m³/year)",
         source="Harper and Gupta (1983); Morris, Mitchell and Ylvisaker (1993)",
     ),
@@ -142,7 +191,7 @@ _RECORDS = (
             *(InputRange(f"theta{i}", 0, 2 * pi, "rad") for i in range(1, 5)),
             *(InputRange(f"L{i}", 0, 1) for i in range(1, 5)),
         ),
-        formula=formulas.robot_arm,
+        formula=robot_arm,
         output="distance of the end of the arm (unit of the lengths)",
         source="An and Owen (2001)",
     ),
@@ -157,7 +206,7 @@ _RECORDS = (
             InputRange("Ta", 290, 296, "K"),
             InputRange("T0", 340, 360, "K"),
         ),
-        formula=formulas.piston,
+        formula=piston,
         output="cycle time (s)",
         source="Kenett and Zacks (1998); Ben-Ari and Steinberg (2007)",
     ),
@@ -171,84 +220,17 @@ _RECORDS = (
             InputRange("Rc2", 0.25, 1.2, "kΩ"),
             InputRange("beta", 50, 300, "A/A"),
         ),
-        formula=formulas.otl_circuit,
+        formula=otl_circuit,
         output="mid-point voltage (V)",
         source="Ben-Ari and Steinberg (2007)",
     ),
     Simulator(
-        name="wing_weight",
-        inputs=(
-            InputRange("Sw", 150, 200, "ft²"),
-            InputRange("Wfw", 220, 300, "lb"),
-            InputRange("A", 6, 10),
-            InputRange("Lambda", -10, 10, "deg"),
-            InputRange("q", 16, 45, "lb/ft²"),
-            InputRange("lambda", 0.5, 1),
-            InputRange("tc", 0.08, 0.18),
-            InputRange("Nz", 2.5, 6),
-            InputRange("Wdg", 1700, 2500, "lb"),
-            InputRange("Wp", 0.025, 0.08, "lb/ft²"),
-        ),
-        formula=formulas.wing_weight,
-        output="wing weight (lb)",
-        source="Forrester, Sóbester and Keane (2008)",
-    ),
-    Simulator(
         name="friedman",
-        inputs=_numbered(5, 0, 1),
-        formula=formulas.friedman,
+        inputs=tuple(InputRange(f"x{i}", 0, 1) for i in range(1, 6)),
+        formula=friedman,
         output="response",
         source="Friedman, Grosse and Stuetzle (1983); Friedman (1991)",
     ),
-    Simulator(
-        name="ishigami",
-        inputs=_numbered(3, -pi, pi),
-        formula=formulas.ishigami,
-        output="response",
-        source="Ishigami and Homma (1990), a = 7, b = 0.1",
-    ),
-    Simulator(
-        name="sobol_g",
-        inputs=_numbered(8, 0, 1),
-        formula=formulas.sobol_g,
-        output="response",
-        source="Saltelli and Sobol' (1995), a = (0, 1, 4.5, 9, 99, 99, 99, 99)",
-    ),
-    Simulator(
-        name="branin",
-        inputs=(InputRange("x1", -5, 10), InputRange("x2", 0, 15)),
-        formula=formulas.branin,
-        output="response",
-        source="Dixon and Szegő (1978)",
-    ),
-    Simulator(
-        name="six_hump_camel",
-        inputs=(InputRange("x1", -3, 3), InputRange("x2", -2, 2)),
-        formula=formulas.six_hump_camel,
-        output="response",
-        source="Dixon and Szegő (1978)",
-    ),
-    Simulator(
-        name="franke",
-        inputs=_numbered(2, 0, 1),
-        formula=formulas.franke,
-        output="response",
-        source="Franke (1979)",
-    ),
-    Simulator(
-        name="hartmann3",
-        inputs=_numbered(3, 0, 1),
-        formula=formulas.hartmann3,
-        output="response",
-        source="Hartman (1973); Dixon and Szegő (1978)",
-    ),
-    Simulator(
-        name="hartmann6",
-        inputs=_numbered(6, 0, 1),
-        formula=formulas.hartmann6,
-        output="response",
-        source="Hartman (1973); Dixon and Szegő (1978)",
-    ),
 )
 
-SIMULATORS: Mapping[str, Simulator] = MappingProxyType({each.name: each for each in _RECORDS})
+SIMULATORS = MappingProxyType({each.name: each for each in _RECORDS})

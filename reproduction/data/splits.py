@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from whvi._checks import check_positive_int
-from whvi.errors import ConfigError, DataError, ShapeError
+from whvi.errors import ConfigError, DataError
 from whvi.tabular.inputs import Standardizer
 
 if TYPE_CHECKING:
@@ -62,28 +62,12 @@ def train_validation_split(num_rows: int, fraction: float, seed: int) -> Split:
     return _cut(_permutation(num_rows, seed), num_validation)
 
 
-def k_folds(num_rows: int, num_folds: int, seed: int) -> tuple[Split, ...]:
-    """Divide the rows into folds whose sizes differ by at most one; each is the test part once."""
-    check_positive_int("num_rows", num_rows)
-    check_positive_int("num_folds", num_folds)
-    if not 2 <= num_folds <= num_rows:
-        raise ConfigError(f"num_folds must be in 2 … {num_rows} (the rows), got {num_folds}")
-    folds = np.array_split(_permutation(num_rows, seed), num_folds)
-    return tuple(
-        Split(np.concatenate([*folds[:k], *folds[k + 1 :]]), folds[k]) for k in range(num_folds)
-    )
-
-
 def count_duplicates(x_train: ArrayLike, x_test: ArrayLike) -> int:
     """Count the test rows that also stand, number for number, among the training rows.
 
     To count rows whose target is repeated too, append it: ``np.column_stack([x, y])``.
     """
     train, test = (np.asarray(x, dtype=np.float64) for x in (x_train, x_test))
-    if train.ndim != 2 or test.ndim != 2 or train.shape[1] != test.shape[1]:
-        raise ShapeError(
-            f"x_train and x_test must be (N, d) of one width, got {train.shape} and {test.shape}"
-        )
     known = set(_row_bytes(train))
     return sum(row in known for row in _row_bytes(test))
 
@@ -97,33 +81,12 @@ def stack_replicas(x: ArrayLike, y: ArrayLike, splits: Sequence[Split]) -> Repli
         splits: R pairs of row numbers; all training parts of one size, all test parts too.
 
     Returns:
-        Copies in the units of the table; :func:`reproduction.data.standardize_replicas` scales them.
+        Copies in the units of the table; :func:`standardize_replicas` scales them.
     """
     x, y = np.asarray(x, dtype=np.float64), np.asarray(y, dtype=np.float64)
-    if x.ndim != 2 or y.shape != x.shape[:1]:
-        raise ShapeError(f"x must be (N, d) and y (N,), got {x.shape} and {y.shape}")
-    train, test = (_stack_rows(part, len(x)) for part in _parts(splits))
+    train = np.stack([split.train for split in splits])
+    test = np.stack([split.test for split in splits])
     return Replicas(x[train], y[train], x[test], y[test])
-
-
-def _parts(splits: Sequence[Split]) -> tuple[list[NDArray[np.int64]], list[NDArray[np.int64]]]:
-    if not splits:
-        raise ConfigError("splits is empty: at least one split is needed")
-    return [split.train for split in splits], [split.test for split in splits]
-
-
-def _stack_rows(parts: list[NDArray[np.int64]], num_rows: int) -> NDArray[np.int64]:
-    sizes = sorted({len(part) for part in parts})
-    if len(sizes) > 1:
-        raise ShapeError(
-            f"the splits have parts of {sizes} rows; to be stacked they must be of one size"
-        )
-    rows = np.stack(parts)
-    if rows.size and not 0 <= rows.min() <= rows.max() < num_rows:
-        raise DataError(
-            f"the splits name rows {rows.min()} … {rows.max()}, the table has 0 … {num_rows - 1}"
-        )
-    return rows
 
 
 def _permutation(num_rows: int, *entropy: int) -> NDArray[np.int64]:

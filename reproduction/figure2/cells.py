@@ -9,11 +9,14 @@ other half.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
+from reproduction.figure2.models import InducingBasis, waves
 from whvi.errors import ConfigError
-from whvi.gp.bases import Basis, ColumnBasis, FourierBasis, SpectrumBasis
-from whvi.gp.inducing import InducingBasis
+from whvi.gp.basis import Basis
+from whvi.gp.psi import ColumnWeights, PlainWeights
 
 METHODS = ("whvi", "fourier", "sparse-spectrum", "sparse-gp")
 DATASETS = ("borehole", "robot_arm", "piston", "otl_circuit", "friedman")
@@ -44,9 +47,10 @@ class Cell:
 
     def build(self, num_inputs: int, side: int) -> Basis:
         """Return the model whose parameters match those of a structured one of this side."""
-        budget = ColumnBasis(num_inputs, side).num_parameters(self.covariance)
+        structured = waves(num_inputs, ColumnWeights(side * side, gain=1.0))
         if self.method == "whvi":
-            return ColumnBasis(num_inputs, side)
+            return structured
+        budget = self.count(structured)
         size = 2
         while self.count(basis := self._of_size(num_inputs, size)) < budget:
             size += 2 if self.method != "sparse-gp" else 1
@@ -54,13 +58,20 @@ class Cell:
 
     def count(self, basis: Basis) -> int:
         """Count the parameters of ``basis`` by the rule of this cell."""
-        return basis.num_parameters(self.covariance, count_inducing=self.count_inducing)
+        size = basis.num_coefficients
+        posterior = 2 * size if self.covariance == "diagonal" else size + size * (size + 1) // 2
+        ignored = (
+            "log_lengthscale",
+            "log_variance",
+            *(() if self.count_inducing else ("locations",)),
+        )
+        trained = [(name, p) for name, p in basis.named_parameters() if p.requires_grad]
+        return posterior + sum(p.numel() for name, p in trained if not name.endswith(ignored))
 
     def _of_size(self, num_inputs: int, size: int) -> Basis:
-        if self.method == "fourier":
-            return FourierBasis(num_inputs, size)
-        if self.method == "sparse-spectrum":
-            return SpectrumBasis(num_inputs, size)
+        if self.method in ("fourier", "sparse-spectrum"):
+            learned = self.method == "sparse-spectrum"
+            return waves(num_inputs, PlainWeights(size), learned=learned)
         if self.method == "sparse-gp":
             return InducingBasis(num_inputs, size)
         raise ConfigError(f"there is no method {self.method!r}; choose from {', '.join(METHODS)}")
@@ -73,3 +84,15 @@ CELLS = tuple(
     for method in METHODS
     for count_inducing in ((True, False) if method == "sparse-gp" else (True,))
 )
+LABELS = {
+    "whvi": "WHVI",
+    "fourier": "Fourier features",
+    "sparse-spectrum": "sparse spectrum",
+    "sparse-gp": "sparse GP",
+    "sparse-gp/uncounted": "sparse GP, locations not counted",
+}
+
+
+def label(row: Mapping[str, Any]) -> str:
+    """Name the curve of a row of the summary for a reader."""
+    return LABELS[row["method"] if row["count_inducing"] else f"{row['method']}/{UNCOUNTED}"]

@@ -2,36 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import math
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
-from reproduction.figure2.cells import CELLS, DATASETS, Cell
-from reproduction.pages import markdown_table, replace_file, std
+from reproduction.figure2.cells import CELLS, DATASETS, LABELS, label
+from reproduction.figure2.figure import draw_errors, draw_seconds
 from reproduction.records import Record
-
-SummaryRow = dict[str, Any]
-LABELS = {
-    "whvi": "WHVI",
-    "fourier": "Fourier features",
-    "sparse-spectrum": "sparse spectrum",
-    "sparse-gp": "sparse GP",
-    "sparse-gp/uncounted": "sparse GP, locations not counted",
-}
-
-
-def label(row: SummaryRow | Cell) -> str:
-    """Name a curve for a reader."""
-    method, counted = (
-        (row.method, row.count_inducing)
-        if isinstance(row, Cell)
-        else (row["method"], row["count_inducing"])
-    )
-    return LABELS[method if counted else f"{method}/uncounted"]
+from reproduction.report import SummaryRow, markdown_table, mean, number, std, write_report
 
 
 def summarise(records: Iterable[Record]) -> list[SummaryRow]:
@@ -48,19 +28,16 @@ def _summary_row(records: Sequence[Record]) -> SummaryRow:
     first = records[0]
     kept = ("dataset", "method", "covariance", "count_inducing", "num_parameters")
 
-    def values(name: str) -> list[float]:
-        return [float(record[name]) for record in records]
-
     return {
         **{name: first[name] for name in kept},
-        "rmse_mean": statistics.fmean(values("rmse")),
-        "mnll_mean": statistics.fmean(values("mnll")),
-        "seconds": round(statistics.fmean(values("seconds")), 3),
+        "rmse_mean": mean(records, "rmse"),
+        "mnll_mean": mean(records, "mnll"),
+        "seconds": round(mean(records, "seconds"), 3),
         "num_seeds": len(records),
         "side": first["side"],
-        "rmse_std": std(values("rmse")),
-        "mnll_std": std(values("mnll")),
-        "target_std_mean": statistics.fmean(values("target_std")),
+        "rmse_std": std(records, "rmse"),
+        "mnll_std": std(records, "mnll"),
+        "target_std_mean": mean(records, "target_std"),
     }
 
 
@@ -81,31 +58,28 @@ def geometric_means(rows: Iterable[SummaryRow]) -> dict[tuple[str, int, str], fl
     }
 
 
-def write_report(records: Sequence[Record], folder: Path) -> None:
-    """Write ``summary.json``, ``README.md`` and the pictures (where matplotlib is installed)."""
-    from reproduction.figure2.drawing import draw_errors, draw_seconds
-
-    folder.mkdir(parents=True, exist_ok=True)
+def write_figure2(records: Sequence[Record], folder: Path) -> None:
+    """Write ``summary.json``, ``README.md`` and the figures."""
     rows = summarise(records)
-    replace_file(folder / "summary.json", json.dumps(rows, indent=1) + "\n")
-    drawn = bool(rows) and draw_errors(rows, folder) and draw_seconds(rows, folder)
-    quick = any(record["quick"] for record in records)
-    replace_file(folder / "README.md", markdown(rows, with_figures=drawn, quick=quick))
+    write_report(folder, rows, markdown(rows, quick=any(record["quick"] for record in records)))
+    if rows:
+        draw_errors(rows, folder / "figure2")
+        draw_seconds(rows, folder / "figure2-time")
 
 
-def markdown(rows: Sequence[SummaryRow], *, with_figures: bool, quick: bool) -> str:
+def markdown(rows: Sequence[SummaryRow], *, quick: bool) -> str:
     """Return the page."""
     seeds = sorted({row["num_seeds"] for row in rows})
     parts = [
         "# Figure 2: Gaussian processes, test error against parameters\n",
-        "Made from `records.jsonl` by `python -m reproduction.figure2`; protocol, accounting "
-        "and methods: `docs/figure2.md`. RMSE is in units of the standard deviation of the "
-        "training targets, MNLL is that of the standardised targets (nats). Means over "
+        "Made from `records.jsonl` by `python -m reproduction figure2`; protocol, accounting "
+        "and methods: [figure2.md](../../figure2.md). RMSE is in units of the standard deviation "
+        "of the training targets, MNLL is that of the standardised targets (nats). Means over "
         f"{' or '.join(map(str, seeds)) or 'no'} seeds.\n",
     ]
     if quick:
         parts.append("**A quick run: few rows, little training. It tests the machinery only.**\n")
-    if with_figures:
+    if rows:
         parts.append("![Test error against parameters](figure2.png)\n")
     for covariance in ("diagonal", "full"):
         chosen = [row for row in rows if row["covariance"] == covariance]
@@ -113,7 +87,7 @@ def markdown(rows: Sequence[SummaryRow], *, with_figures: bool, quick: bool) -> 
             parts.append(f"## {covariance.capitalize()} covariance\n\n" + _verdict(chosen))
             parts.append(_means_table(chosen))
             parts.append(_sets_table(chosen))
-    if with_figures:
+    if rows:
         parts.append("## Time of a fit\n\nCPU seconds on one thread, all starts included.\n")
         parts.append("![Seconds against parameters](figure2-time.png)\n")
     return "\n".join(parts)
@@ -170,5 +144,5 @@ def _sets_table(rows: Sequence[SummaryRow]) -> str:
 
 def _cells(values: Sequence[float | None], style: str) -> list[str]:
     best = min((value for value in values if value is not None), default=None)
-    texts = ["" if v is None else format(v, style).replace("-", "−") for v in values]
+    texts = ["" if v is None else number(v, style) for v in values]
     return [f"**{t}**" if t and v == best else t for t, v in zip(texts, values, strict=True)]

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import math
-import platform
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 
-import whvi
 from reproduction.data import random_splits, simulate, stack_replicas, standardize_replicas
 from reproduction.figure2.cells import Cell
-from reproduction.records import Record
+from reproduction.figure2.models import function_moments
+from reproduction.records import Record, software_versions
 from reproduction.runner import Unit
 from whvi.gp.optimise import fit_collapsed
-from whvi.training.process import keep_freed_memory
 
 NUM_POINTS, QUICK_POINTS = 10_000, 2_500
 _TEST_FRACTION = 0.2
@@ -54,8 +51,6 @@ class Figure2Work:
 
     def __call__(self, unit: Unit) -> Iterator[Record]:
         """Yield the records of ``unit``; its splits are the sides of the matching models."""
-        torch.set_num_threads(1)  # one process per core: several threads in each would fight
-        keep_freed_memory()
         for side in unit.splits:
             yield self._record(unit, side)
 
@@ -80,7 +75,7 @@ class Figure2Work:
             seed=unit.seed,
         )
         seconds = time.process_time() - begin  # on one thread: other programs do not count
-        mean, variance = fit.predict(test_x)
+        mean, variance = function_moments(fit, test_x)
         errors = test_y - mean
         total = variance + fit.noise_variance
         mnll = 0.5 * (errors.square() / total + total.log() + math.log(2 * math.pi)).mean()
@@ -106,10 +101,5 @@ class Figure2Work:
             "starts": training.starts,
             "iterations": training.iterations,
             "quick": self.quick,
-            "versions": {
-                "whvi": whvi.__version__,
-                "torch": torch.__version__,
-                "numpy": np.__version__,
-                "python": platform.python_version(),
-            },
+            "versions": software_versions(),
         }

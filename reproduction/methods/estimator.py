@@ -1,7 +1,7 @@
 """``WHVIRegressor`` with its defaults, untouched, on the raw columns: what a user gets.
 
 There is nothing to choose: the estimator itself holds out rows for early stopping, for the choice
-of its noise model and for its calibration.
+of its noise model and for its calibration. ``choice`` in the records says what it found.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from reproduction.data import UCIDataset
-from reproduction.evaluation import Record, facts, scores
+from reproduction.methods.evaluation import facts, scores
+from reproduction.records import Record
 from whvi.tabular import WHVIRegressor
 
 NAME = "WHVIRegressor"
@@ -21,7 +22,14 @@ NAME = "WHVIRegressor"
 def evaluate_estimator(
     dataset: UCIDataset, splits: Sequence[int], *, seed: int, max_iter: int | None = None
 ) -> Iterator[Record]:
-    """Fit, predict and score ``splits`` one after the other; yields one record each."""
+    """Fit, predict and score ``splits`` one after the other; yields one record each.
+
+    Args:
+        dataset: The table and its splits.
+        splits: Numbers of the splits.
+        seed: ``random_state`` of the estimator.
+        max_iter: Steps of training, for quick runs; by default what the estimator chooses.
+    """
     for split in splits:
         train, test = dataset.splits[split]
         start = time.perf_counter()

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import final
 
 import torch
 from torch import Tensor
 
-from reproduction.methods.parts import make_noise, train_finite
-from reproduction.methods.protocol import DataSize, Settings
-from reproduction.noisy_kfac import (
+from reproduction.methods import Grid, Settings
+from reproduction.methods.networks import make_noise
+from reproduction.methods.noisy_kfac import (
     MatrixGaussianNetwork,
     NoisyKFACConfig,
     fit_noisy_kfac,
@@ -19,6 +19,7 @@ from reproduction.noisy_kfac import (
 )
 from whvi.likelihoods import Likelihood
 from whvi.predictive import Predictive
+from whvi.tabular.training import train_finite
 from whvi.training.config import seeded_generator
 
 _VALUES_AT_ONCE = 1 << 23  # of a hidden layer in prediction: 32 MB
@@ -27,9 +28,9 @@ _VALUES_AT_ONCE = 1 << 23  # of a hidden layer in prediction: 32 MB
 @final
 @dataclass(frozen=True)
 class NoisyKFACMethod:
-    """Networks trained by :func:`reproduction.noisy_kfac.fit_noisy_kfac`."""
+    """Networks trained by :func:`reproduction.methods.noisy_kfac.fit_noisy_kfac`."""
 
-    candidates: Callable[[DataSize], tuple[Settings, ...]]
+    grid: Grid
     name: str = "noisy-kfac"
     num_members: int = 1
     per_replica: frozenset[str] = frozenset({"beta", "damping", "prior"})
@@ -38,10 +39,6 @@ class NoisyKFACMethod:
     def family(self) -> str:
         """Shares scores with no other method."""
         return self.name
-
-    def grid(self, size: DataSize) -> tuple[Settings, ...]:
-        """Return the candidates for data of this size."""
-        return self.candidates(size)
 
     def fit(self, settings: Sequence[Settings], x: Tensor, y: Tensor, *, seed: int) -> FittedKFAC:
         """Train R networks in one pass; ``settings`` differ in ``per_replica`` only."""

@@ -6,43 +6,41 @@
 | mean-field | mean-field | mean-field | 1 |
 | mc-dropout | plain, dropout | plain | 1 |
 | deep-ensemble | plain | plain | 5 |
+
+Networks, starting points, the learning-rate ladder and the ranks of the inputs are those of
+:mod:`whvi.tabular`, which the estimators use too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import final
+from typing import Any, final
 
 import torch
 from torch import Tensor, nn
 
-from reproduction.methods.parts import (
-    NormalScores,
-    PointLinear,
-    TemperedLikelihood,
-    make_noise,
-    train_finite,
-)
-from reproduction.methods.protocol import DataSize, Settings
-from whvi.errors import ConfigError
+from reproduction.methods import Grid, Settings
 from whvi.functions import draw_functions
 from whvi.layers import MCDropout, MeanFieldLinear, WHVILinear
-from whvi.layers.sines import Sine, Tile, spread_frequencies
-from whvi.likelihoods import Likelihood
+from whvi.layers.protocol import BayesianLayer
+from whvi.likelihoods import (
+    BalancedGradients,
+    Gaussian,
+    HeteroscedasticGaussian,
+    Likelihood,
+    TemperedLikelihood,
+)
 from whvi.models.mlp import LayerFactory
 from whvi.predictive import Predictive
+from whvi.tabular.inputs import NormalScores
+from whvi.tabular.networks import build_network, reset_network
+from whvi.tabular.training import train_finite
 from whvi.training import FitConfig, fit
 from whvi.training.config import seeded_generator
 
-_LAYERS: dict[str, tuple[LayerFactory, LayerFactory]] = {
-    "structured": (WHVILinear, MeanFieldLinear),
-    "mean-field": (MeanFieldLinear, MeanFieldLinear),
-    "plain": (PointLinear, PointLinear),
-}
-_FEATURES = ("relu", "sine", "laplace")
 _BALANCE = 0.5  # of the gradients where the noise is a function of the input
-_LAPLACE_SCALE = 0.25  # from 0.1 to 1 it makes little difference on powerplant
 _VALUES_AT_ONCE = 1 << 23  # of the widest hidden layer in prediction: 32 MB
 
 
@@ -54,13 +52,13 @@ class NetworkMethod:
     Attributes:
         name: In records.
         layers: ``"structured"``, ``"mean-field"`` or ``"plain"``.
-        candidates: The grid as a function of the size of the data.
+        grid: The candidates as a function of the size of the data.
         num_members: Networks whose predictions are pooled.
     """
 
     name: str
     layers: str
-    candidates: Callable[[DataSize], tuple[Settings, ...]]
+    grid: Grid
     num_members: int = 1
     per_replica: frozenset[str] = frozenset({"beta", "dropout"})
 
@@ -68,10 +66,6 @@ class NetworkMethod:
     def family(self) -> str:
         """Networks of the same layers differ in settings only."""
         return self.layers
-
-    def grid(self, size: DataSize) -> tuple[Settings, ...]:
-        """Return the candidates for data of this size."""
-        return self.candidates(size)
 
     def fit(
         self, settings: Sequence[Settings], x: Tensor, y: Tensor, *, seed: int
@@ -86,11 +80,23 @@ class NetworkMethod:
         scores = NormalScores(x) if common.get("inputs") == "normal scores" else None
         if scores:
             x = scores(x)
-        betas = torch.tensor([float(s["beta"]) for s in settings])
         noise, trained = make_noise(common, len(settings), balance=_BALANCE)
-        model = build_network(self.layers, settings, x.shape[-1], noise.num_features)
-        _reset(model, common, seed)
-        config = _fit_config(common, x.shape[-2], seed, factor)
+        features = str(common.get("features", "relu"))
+        hidden, last = _LAYERS[self.layers]
+        rates = torch.tensor([float(each.get("dropout", 0.0)) for each in settings])
+        model = build_network(
+            x.shape[-1],
+            [int(common["width"])] * int(common["depth"]),
+            noise.num_features,
+            features=features,
+            layer=hidden,
+            last_layer=last,
+            dropout=rates if rates.any() else None,
+            batch_shape=(len(settings),),
+        )
+        reset_network(model, seeded_generator("start", seed), features=features)
+        betas = torch.tensor([float(s["beta"]) for s in settings])
+        config = _fit_config(common, seed, factor)
         fit(model, TemperedLikelihood(trained, betas), (x, y), config=config)
         return FittedNetwork(model, noise, seed, scores)
 
@@ -128,53 +134,28 @@ class FittedNetwork:
             return self._likelihood.predictive(f)
 
 
-def build_network(
-    layers: str, settings: Sequence[Settings], in_features: int, out_features: int
-) -> nn.Sequential:
-    """Build R networks of ``depth`` hidden layers of ``width`` units, each with its ``dropout``.
+def make_noise(
+    settings: Settings, num_replicas: int, *, balance: float
+) -> tuple[Likelihood, Likelihood]:
+    """Return the likelihood of R networks, and the one whose gradients train them.
 
-    ``features`` is ``"relu"`` (the paper's network), ``"sine"`` (the inputs are tiled up to the
-    width and the first activation is a sine) or ``"laplace"`` (a sine after stacked blocks, whose
-    frequencies start as those of a Laplace kernel).
+    They differ where the noise is a function of the input: the weights of
+    :class:`whvi.likelihoods.BalancedGradients`.
+
+    Args:
+        settings: ``noise`` is ``"constant"`` or ``"heteroscedastic"``.
+        num_replicas: R.
+        balance: Of the gradients, if ``settings`` does not have it.
     """
-    hidden, last = _LAYERS[layers]
-    common, replicas = settings[0], (len(settings),)
-    width, depth = int(common["width"]), int(common["depth"])
-    rates = torch.tensor([float(each.get("dropout", 0.0)) for each in settings])
-    place = {"batch_shape": replicas, "device": None, "dtype": None}
-    modules: list[nn.Module] = []
-    before = in_features
-    features = common.get("features", "relu")
-    if features not in _FEATURES:
-        raise ConfigError(f"features must be one of {', '.join(_FEATURES)}, got {features!r}")
-    if features == "sine":
-        modules.append(Tile(in_features, width))
-        before = width
-    for k in range(depth):
-        modules.append(hidden(before, width, **place))  # type: ignore[arg-type]
-        modules.append(Sine() if features != "relu" and k == 0 else nn.ReLU())
-        if rates.any():
-            modules.append(MCDropout(rates, batch_shape=replicas))
-        before = width
-    modules.append(last(before, out_features, **place))  # type: ignore[arg-type]
-    return nn.Sequential(*modules)
+    replicas = (num_replicas,)
+    if settings["noise"] != "heteroscedastic":
+        constant = Gaussian(batch_shape=replicas)
+        return constant, constant
+    varying = HeteroscedasticGaussian(batch_shape=replicas)
+    return varying, BalancedGradients(varying, balance=float(settings.get("balance", balance)))
 
 
-def _reset(model: nn.Module, settings: Settings, seed: int) -> None:
-    """Draw the starting point of every layer from ``seed``."""
-    generator = seeded_generator("start", seed)
-    kinds = (PointLinear, MeanFieldLinear, WHVILinear)
-    layers = [layer for layer in model.modules() if isinstance(layer, kinds)]
-    for layer in layers:
-        layer.reset_parameters(generator=generator)
-    if settings.get("features") == "laplace":
-        first = layers[0]
-        if not isinstance(first, WHVILinear):
-            raise ConfigError("Laplace features need structured layers")
-        spread_frequencies(first.matrix, scale=_LAPLACE_SCALE, generator=generator)
-
-
-def _fit_config(settings: Settings, num_rows: int, seed: int, factor: float) -> FitConfig:
+def _fit_config(settings: Settings, seed: int, factor: float) -> FitConfig:
     steps = int(settings["steps"])
     return FitConfig(
         num_steps=steps,
@@ -197,3 +178,61 @@ def _widest(model: nn.Module) -> int:
     layers = (m for m in model.modules() if isinstance(m, WHVILinear | MeanFieldLinear))
     plain = (m.weight.shape[-1] for m in model.modules() if isinstance(m, PointLinear))
     return max([*(layer.out_features for layer in layers), *plain])
+
+
+@final
+class PointLinear(BayesianLayer):
+    r"""A dense layer with plain weights, for R replicas: ``y = W x + b``.
+
+    ``kl()`` is the negative log density of ``W`` under ``N(0, I)`` without its constant,
+    ``½ ‖W‖²``: in the objective it is weight decay.
+
+    Args:
+        in_features, out_features: Shape of ``W``.
+        batch_shape: Replicas.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        *,
+        batch_shape: tuple[int, ...] = (),
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.batch_shape = tuple(batch_shape)
+        place: Any = {"device": device, "dtype": dtype}
+        self.weight = nn.Parameter(torch.empty(*batch_shape, in_features, out_features, **place))
+        self.bias = nn.Parameter(torch.empty(*batch_shape, out_features, **place))
+        self.reset_parameters()
+
+    @torch.no_grad()
+    def reset_parameters(self, *, generator: torch.Generator | None = None) -> None:
+        """Draw weights from ``N(0, 2 / in_features)`` (He); biases start at zero."""
+        self.weight.normal_(0, math.sqrt(2 / self.weight.shape[-2]), generator=generator)
+        self.bias.zero_()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map ``(*batch_shape, *inner, in)`` to ``(*batch_shape, *inner, out)``."""
+        rows = x.flatten(len(self.batch_shape), -2)
+        if self.batch_shape:
+            y = torch.baddbmm(self.bias.unsqueeze(-2), rows, self.weight)
+        else:
+            y = torch.addmm(self.bias, rows, self.weight)
+        return y.reshape(*x.shape[:-1], -1)
+
+    def kl(self) -> Tensor:
+        """Return ``½ ‖W‖²``, shape ``batch_shape``."""
+        weight = self.weight.flatten(-2)
+        # its gradient is W, as that of ½ ‖W‖²
+        square: Tensor = torch.linalg.vecdot(weight, weight.detach())
+        return square - 0.5 * square.detach()
+
+
+_LAYERS: dict[str, tuple[LayerFactory, LayerFactory]] = {
+    "structured": (WHVILinear, MeanFieldLinear),
+    "mean-field": (MeanFieldLinear, MeanFieldLinear),
+    "plain": (PointLinear, PointLinear),
+}

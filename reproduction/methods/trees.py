@@ -1,4 +1,4 @@
-"""Tree ensembles of scikit-learn, for honesty: what a practitioner would take instead.
+"""Tree ensembles of scikit-learn: what a practitioner would take instead.
 
 They give a mean only. Their predictive is one Gaussian of unit variance (standardised), which the
 factor fitted on held-out rows turns into a Gaussian of the held-out residual variance.
@@ -6,15 +6,15 @@ factor fitted on held-out rows turns into a Gaussian of the held-out residual va
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
 import torch
+from sklearn.ensemble import ExtraTreesRegressor, HistGradientBoostingRegressor
 from torch import Tensor
 
-from reproduction.methods.protocol import DataSize, Settings
-from whvi.errors import MissingDependencyError
+from reproduction.methods import Grid, Settings
 from whvi.predictive import Predictive
 
 
@@ -25,11 +25,11 @@ class TreeMethod:
 
     Attributes:
         name: ``"extra-trees"`` or ``"hist-gradient-boosting"``.
-        candidates: The grid: keyword arguments of the estimator.
+        grid: The candidates: keyword arguments of the estimator.
     """
 
     name: str
-    candidates: Callable[[DataSize], tuple[Settings, ...]]
+    grid: Grid
     num_members: int = 1
     per_replica: frozenset[str] = frozenset(
         {"min_samples_leaf", "max_features", "learning_rate", "max_leaf_nodes"}
@@ -40,14 +40,11 @@ class TreeMethod:
         """Shares scores with no other method."""
         return self.name
 
-    def grid(self, size: DataSize) -> tuple[Settings, ...]:
-        """Return the candidates for data of this size."""
-        return self.candidates(size)
-
     def fit(self, settings: Sequence[Settings], x: Tensor, y: Tensor, *, seed: int) -> FittedTrees:
         """Fit R ensembles, one after the other."""
         estimators = [
-            _estimator(self.name, options, seed + r) for r, options in enumerate(settings)
+            _KINDS[self.name](**options, random_state=seed + r)
+            for r, options in enumerate(settings)
         ]
         for estimator, rows, target in zip(estimators, x.numpy(), y.numpy(), strict=True):
             estimator.fit(rows, target)
@@ -77,15 +74,7 @@ class FittedTrees:
         return Predictive.gaussian(loc, torch.ones_like(loc), batch_dims=1)
 
 
-def _estimator(name: str, settings: Settings, seed: int) -> Any:
-    try:
-        from sklearn.ensemble import ExtraTreesRegressor, HistGradientBoostingRegressor
-    except ImportError as error:
-        raise MissingDependencyError(
-            "the tree baselines need scikit-learn: pip install 'whvi[experiments]'"
-        ) from error
-    kinds = {
-        "extra-trees": ExtraTreesRegressor,
-        "hist-gradient-boosting": HistGradientBoostingRegressor,
-    }
-    return kinds[name](**settings, random_state=seed)
+_KINDS = {
+    "extra-trees": ExtraTreesRegressor,
+    "hist-gradient-boosting": HistGradientBoostingRegressor,
+}

@@ -32,7 +32,13 @@ if TYPE_CHECKING:
     from whvi.models.mlp import mlp
     from whvi.predictive import Predictive
     from whvi.sampling import LocalReparameterization, MeanWeights, WeightDraws, sampling
-    from whvi.tabular import WHVIClassifier, WHVIRegressor
+    from whvi.tabular import (
+        FastfoodFeatures,
+        WHVIClassifier,
+        WHVIGPRegressor,
+        WHVIRegressor,
+        load_model,
+    )
     from whvi.training import FitConfig, fit
     from whvi.transforms.fwht import fwht, fwht_
 
@@ -40,6 +46,7 @@ __version__ = "0.1.0.dev0"
 
 __all__ = [
     "Elbo",
+    "FastfoodFeatures",
     "FitConfig",
     "LocalReparameterization",
     "MCDropout",
@@ -53,6 +60,7 @@ __all__ = [
     "WHVIConv1d",
     "WHVIConv2d",
     "WHVIConv3d",
+    "WHVIGPRegressor",
     "WHVILinear",
     "WHVIRegressor",
     "WeightDraws",
@@ -64,6 +72,7 @@ __all__ = [
     "fwht",
     "fwht_",
     "kl",
+    "load_model",
     "mean_function",
     "mlp",
     "noisy_structured_product",
@@ -75,7 +84,9 @@ __all__ = [
 _HOMES = {
     "whvi.elbo": ("Elbo", "elbo"),
     "whvi.errors": ("WhviError",),
-    "whvi.tabular": ("WHVIClassifier", "WHVIRegressor"),
+    "whvi.tabular": (
+        *("FastfoodFeatures", "WHVIClassifier", "WHVIGPRegressor", "WHVIRegressor", "load_model"),
+    ),
     "whvi.functions": ("draw_functions", "mean_function"),
     "whvi.layers": (
         *("MCDropout", "MeanFieldConv1d", "MeanFieldConv2d", "MeanFieldConv3d", "MeanFieldLinear"),

@@ -135,8 +135,7 @@ def sampling(sampler: Sampler) -> Iterator[Sampler]:
 def draw_seed(generator: torch.Generator | None = None) -> int:
     """Take a seed from ``generator`` (``None``: torch's default), advancing it."""
     device = "cpu" if generator is None else generator.device
-    seed = torch.randint(_NUM_SEEDS - 1, (), generator=generator, device=device).item()
-    return seed  # type: ignore[return-value]  # an integer tensor
+    return int(torch.randint(_NUM_SEEDS - 1, (), generator=generator, device=device))
 
 
 def check_draws_axis(x: Tensor, sampler: Sampler, batch_ndim: int, row_ndim: int = 1) -> None:

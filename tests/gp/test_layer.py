@@ -8,10 +8,11 @@ import pytest
 import torch
 
 import whvi
-from whvi.functional import dense_matrix
+from whvi.errors import ConfigError, ShapeError
 from whvi.gp.features import RandomFeatures
-from whvi.gp.layer import ColumnMap, FeatureLayer, PlainMap
-from whvi.gp.layer_basis import ColumnLayerBasis, LayerBasis, basis_of
+from whvi.gp.layer import DeepGP, FeatureLayer
+from whvi.gp.psi import PlainWeights
+from whvi.likelihoods import Gaussian
 from whvi.sampling import LocalReparameterization, MeanWeights, WeightDraws, sampling
 
 
@@ -35,31 +36,6 @@ VARIANTS = [
     {"structured": False, "posterior": "full"},
 ]
 variants = pytest.mark.parametrize("options", VARIANTS)
-
-
-@pytest.mark.parametrize("num_features", [1, 4, 16, 60, 64])
-def test_the_column_map_is_the_product_with_vec_w(num_features):
-    column = ColumnMap(num_features, num_outputs=2)
-    D = column.num_coefficients
-    assert D**2 >= num_features > (D // 2) ** 2 * (D > 1)
-    phi, g = rows(5, num_features), rows(2, D)
-    weights = dense_matrix(column.s1, g, column.s2) * D**0.5
-    expected = phi @ weights.flatten(-2)[:, :num_features].T
-    scale = torch.tensor(1.3, dtype=torch.float64)
-    psi = column(phi, column.operands(scale))
-    torch.testing.assert_close((psi * g).sum(-1), 1.3 * expected)
-    torch.testing.assert_close(column.values(g, scale)(phi), 1.3 * expected)
-
-
-def test_weights_of_the_column_map_have_unit_prior_variance():
-    column = ColumnMap(64)
-    with torch.no_grad():
-        column.s1.fill_(1.0)
-        column.s2.fill_(1.0)
-    jacobian = column(torch.eye(64).double(), column.operands(torch.ones(()))).squeeze(
-        -2
-    )  # weights = J g
-    torch.testing.assert_close(jacobian.square().sum(-1), torch.ones(64).double())
 
 
 @variants
@@ -101,41 +77,110 @@ def test_kl_is_that_of_gaussians(options):
 
 def test_plain_weights_have_one_coefficient_per_feature():
     layer = make(10, structured=False)
-    assert isinstance(layer.map, PlainMap)
+    assert isinstance(layer.basis.weights, PlainWeights)
     assert layer.posterior.shape == (1, 10)
-    torch.testing.assert_close(layer.basis(rows()).squeeze(-2), layer.features(rows()))
+    torch.testing.assert_close(layer.basis.psi(rows()).squeeze(-2), layer.features(rows()))
 
 
-def test_the_basis_is_that_of_the_layer():
-    for options in VARIANTS:
-        layer = make(**options)
-        psi = LayerBasis(layer)(rows())
-        torch.testing.assert_close(psi, layer.basis(rows()).squeeze(-2))
+@variants
+def test_the_basis_is_that_of_the_layer(options):
+    layer = make(**options)
+    torch.testing.assert_close(layer.basis(rows()), layer.basis.psi(rows()).squeeze(-2))
 
 
-@pytest.mark.parametrize("kernel", ["rbf", "matern52", "arccos1"])
-def test_the_tangent_is_the_derivative(kernel):
-    features = RandomFeatures(3, 60, kernel=kernel, projection="fastfood", dtype=torch.float64)
-    basis = ColumnLayerBasis(FeatureLayer(features))
-    x, a = rows(), rows(1, basis.num_coefficients)[0]
-    psi, tangent = basis.tangent(a)(x)
-    torch.testing.assert_close(psi, basis(x))
-    values = basis(x) @ a
-    expected = [
-        torch.cat(
-            [
-                g.flatten()
-                for g in torch.autograd.grad(v, basis.shape_parameters(), retain_graph=True)
-            ]
-        )
-        for v in values
-    ]
-    torch.testing.assert_close(tangent, torch.stack(expected))
+# ---- deep Gaussian processes -----------------------------------------------------------------
+
+weights = pytest.mark.parametrize("weights", ["whvi", "mean-field"])
 
 
-def test_gauss_newton_is_for_many_rows_of_structured_weights():
-    assert isinstance(basis_of(make(), 1000), ColumnLayerBasis)
-    assert isinstance(basis_of(make(), 50), LayerBasis)
-    assert isinstance(basis_of(make(structured=False), 1000), LayerBasis)
-    # s1, s2 of 60 features have 8 entries each; lengthscales and variance are no shape
-    assert basis_of(make(), 1000).num_shape_parameters() == 16
+@weights
+@pytest.mark.parametrize("hidden", [(), (3,), (3, 2)])
+def test_shapes_and_the_path_of_the_inputs(hidden, weights):
+    model = DeepGP(4, hidden, 2, num_features=32, weights=weights)
+    assert [f.in_features for f in model.features] == [4, *(size + 4 for size in hidden)]
+    x = torch.randn(5, 7, 4)
+    assert model(x).shape == (5, 7, 2)
+    assert len(whvi.layers.protocol.bayesian_layers(model)) == len(hidden) + 1
+
+
+def test_every_layer_sees_the_inputs():
+    model, x = DeepGP(2, (3,), num_features=32), torch.randn(6, 2)
+    with torch.no_grad(), whvi.sampling(whvi.MeanWeights()):
+        hidden = model.functions[0](model.features[0](x))
+        expected = model.functions[1](model.features[1](torch.cat([hidden, x], -1)))
+        torch.testing.assert_close(model(x), expected)
+
+
+@weights
+def test_functions_have_unit_variance_under_the_prior(weights):
+    """With ``g ~ N(0, I)`` (or ``w ~ N(0, I)``) every function has variance 1, at any width."""
+    values = []
+    x = torch.randn(1, 3)
+    for seed in range(300):
+        model = DeepGP(3, (2,), num_features=64, weights=weights, seed=seed)
+        with torch.no_grad():
+            for function in model.functions:
+                function.matrix.posterior.loc.normal_(generator=torch.Generator().manual_seed(seed))
+                function.matrix.posterior.log_scale.fill_(-20.0)
+            hidden = model.functions[0](model.features[0](x))
+            values.append(torch.cat([hidden[0], model(x)[0]]))
+    variance = torch.stack(values).var(0)
+    assert ((variance - 1).abs() < 5 * (2 / 300) ** 0.5).all()
+
+
+def test_a_draw_is_a_function(generator):
+    model = DeepGP(2, (3,), num_features=32)
+    x = torch.randn(50, 2)
+    state = generator.get_state()
+    together = whvi.draw_functions(model, x, num_draws=4, generator=generator)
+    generator.set_state(state)
+    apart = whvi.draw_functions(model, x, num_draws=4, generator=generator, batch_size=7)
+    torch.testing.assert_close(apart, together, rtol=0, atol=1e-5)
+
+
+def test_gradients_reach_every_parameter(generator):
+    model, likelihood = DeepGP(2, (3,), num_features=32), Gaussian()
+    x, y = torch.randn(20, 2), torch.randn(20)
+    bound = whvi.elbo(model, likelihood, x, y, num_data=20, generator=generator)
+    (-bound.value).backward()
+    for name, parameter in model.named_parameters():
+        if "bias" not in name or parameter.numel():
+            assert parameter.grad is not None, name
+            assert parameter.grad.isfinite().all(), name
+
+
+def test_depth_helps_where_the_lengthscale_changes():
+    """A step is no draw of a stationary process: one layer rings, two layers do not."""
+    x = torch.linspace(-2, 2, 400).unsqueeze(-1)
+    y = torch.tanh(12 * x[:, 0])
+    config = whvi.FitConfig(num_steps=300, batch_size=100, learning_rate=2e-2)
+    errors = []
+    for hidden in ((), (1,)):
+        torch.manual_seed(0)
+        model, likelihood = DeepGP(1, hidden, num_features=64), Gaussian()
+        likelihood.set_target_scaling(y)
+        whvi.fit(model, likelihood, (x, y), config=config)
+        mean = likelihood.predictive(whvi.draw_functions(model, x, num_draws=32)).mean
+        errors.append((mean - y).square().mean().sqrt())
+    shallow, deep = errors
+    assert deep < 0.8 * shallow
+
+
+def test_a_seed_decides_the_frequencies_and_the_start():
+    first, again, other = (DeepGP(2, (3,), num_features=32, seed=seed) for seed in (0, 0, 1))
+    x = torch.randn(4, 2)
+    one, two, three = (f.features[1].projection.frequencies for f in (first, again, other))
+    torch.testing.assert_close(one, two, rtol=0, atol=0)
+    assert not torch.allclose(one, three)
+    assert not torch.allclose(first.features[0](x), other.features[0](x))
+
+
+def test_bad_options_are_refused():
+    with pytest.raises(ConfigError, match=r"sequence such as \(4,\)"):
+        DeepGP(2, 4)
+    with pytest.raises(ConfigError, match="every size must be an integer of at least 1, got 0"):
+        DeepGP(2, (0,))
+    with pytest.raises(ConfigError, match="'whvi' or 'mean-field', got 'full'"):
+        DeepGP(2, weights="full")
+    with pytest.raises(ShapeError, match=r"\(\.\.\., 2\), got \(5, 3\)"):
+        DeepGP(2)(torch.zeros(5, 3))

@@ -11,7 +11,7 @@ import torch
 import whvi
 from whvi.errors import ConfigError, DataError, ShapeError
 from whvi.gp import RandomFeatureGP
-from whvi.gp.optimise import CollapsedFit
+from whvi.gp.optimise import CollapsedFit, fit_collapsed
 from whvi.likelihoods import Bernoulli, Categorical, Gaussian, Poisson
 from whvi.training import History
 
@@ -79,7 +79,7 @@ def test_full_weights_are_the_exact_process_of_their_features(kernel):
     mean, variance, evidence = exact_gp(
         phi @ phi.mT, phi_grid @ phi.mT, phi_grid.square().sum(-1), y, noise
     )
-    found = model.predict_function(grid)
+    found = model.function_moments(grid)
     torch.testing.assert_close(found.mean, mean, rtol=1e-7, atol=1e-8)
     torch.testing.assert_close(found.variance, variance, rtol=1e-6, atol=1e-8)
     assert bound == pytest.approx(evidence.item(), rel=1e-8)
@@ -99,7 +99,7 @@ def test_the_model_tends_to_the_exact_process(kernel):
             )
             bound = model.condition(x, y)
             mean, variance, evidence = oracle(model, x, y, grid)
-            ours = model.predict_function(grid)
+            ours = model.function_moments(grid)
             difference = (ours.mean - mean, ours.variance.sqrt() - variance.sqrt())
             found.append([*(d.square().mean() for d in difference), (bound - evidence).square()])
         return torch.tensor(found).mean(0).sqrt()
@@ -135,7 +135,7 @@ def test_the_collapsed_bound_is_the_elbo_of_the_layer(options):
 def test_it_learns_a_function_and_its_noise(options):
     model, _, _ = fitted(options, num=400)
     test_x, test_y = data(300, noise=0.0, seed=5)
-    predictive = model.predict(test_x)
+    predictive = model.predictive(test_x)
     assert (predictive.mean - test_y).square().mean().sqrt() < 0.07
     assert 0.08 < float(model.noise_std) < 0.13
     noisy = test_y + 0.1 * torch.randn(300, generator=torch.Generator().manual_seed(0))
@@ -145,7 +145,7 @@ def test_it_learns_a_function_and_its_noise(options):
 
 def test_doubt_grows_away_from_the_data():
     model, _, _ = fitted({"weights": "full"})
-    near, far = model.predict(
+    near, far = model.predictive(
         torch.tensor([[0.0, 0.0], [30.0, 30.0]], dtype=torch.float64)
     ).epistemic
     assert far > 5 * near
@@ -157,7 +157,7 @@ def test_units_do_not_matter(options):
     other = RandomFeatureGP(2, 64, dtype=torch.float64, **options)
     shift, unit = torch.tensor([1e3, -5.0]).double(), torch.tensor([1e-2, 4e4]).double()
     other.fit(x * unit + shift, 1e6 + 1e3 * y, starts=1, iterations=15)
-    here, there = model.predict(x), other.predict(x * unit + shift)
+    here, there = model.predictive(x), other.predictive(x * unit + shift)
     torch.testing.assert_close((there.mean - 1e6) / 1e3, here.mean, rtol=0, atol=2e-3)
     torch.testing.assert_close(there.epistemic / 1e3, here.epistemic, rtol=0.05, atol=1e-4)
     torch.testing.assert_close(other.lengthscale / unit, model.lengthscale, rtol=0.02, atol=0)
@@ -165,15 +165,15 @@ def test_units_do_not_matter(options):
 
 @variants
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_a_row_has_the_same_value_to_the_bit_in_any_company(options, dtype):
+def test_a_row_has_the_same_value_to_the_bit_whatever_the_other_rows(options, dtype):
     x, y = data(700)
     model = RandomFeatureGP(2, 64, projection="fastfood", dtype=dtype, **options)
     model.fit(x, y, starts=1, iterations=3)
-    together = model.predict(x)
+    together = model.predictive(x)
     order = torch.randperm(700, generator=torch.Generator().manual_seed(0))
-    shuffled = model.predict(x[order])
-    few = model.predict(x[13:20])
-    assert torch.equal(model.predict_mean(x[order]), model.predict_function(x).mean[order])
+    shuffled = model.predictive(x[order])
+    few = model.predictive(x[13:20])
+    assert torch.equal(model.predict_mean(x[order]), model.function_moments(x).mean[order])
     for name in ("mean", "epistemic"):
         assert torch.equal(getattr(shuffled, name), getattr(together, name)[order])
         assert torch.equal(getattr(few, name), getattr(together, name)[13:20])
@@ -189,7 +189,7 @@ def test_draws_are_functions_with_the_moments_of_the_posterior(options):
     draws = model.draw_functions(4000, generator=torch.Generator().manual_seed(0))
     assert len(draws) == 4000
     values = draws(x[:7])
-    mean, variance = model.predict_function(x[:7])
+    mean, variance = model.function_moments(x[:7])
     assert ((values.mean(0) - mean).abs() < 5 * (variance / 4000).sqrt()).all()
     assert ((values.var(0) / variance - 1).abs() < 6 * math.sqrt(2 / 4000)).all()
 
@@ -207,7 +207,7 @@ def test_gradients_are_derivatives(kernel):
         move = step * torch.eye(2, dtype=torch.float64)[i]
         slope = (draws(x[:5] + move) - draws(x[:5] - move)) / (2 * step)
         torch.testing.assert_close(found[:, :, i], slope, rtol=1e-5, atol=1e-6)
-        means = [model.predict(x[:5] + sign * move).mean for sign in (1, -1)]
+        means = [model.predictive(x[:5] + sign * move).mean for sign in (1, -1)]
         slope = (means[0] - means[1]) / (2 * step)
         torch.testing.assert_close(model.gradient(x[:5])[:, i], slope, rtol=1e-5, atol=1e-6)
     leaf = x[:5].clone().requires_grad_()
@@ -225,7 +225,7 @@ def test_features_of_all_rows_never_exist_at_once(monkeypatch):
         lambda self, phases: (seen.append(phases.numel()), waves(phases))[1],
     )
     x, y = data(20_000)
-    model.predict(x)
+    model.predictive(x)
     model.condition(x, y)
     model.gradient(x)
     assert max(seen) <= 2**20 < 20_000 * 64
@@ -238,7 +238,7 @@ def test_minibatches_reach_the_collapsed_solution():
     config = whvi.FitConfig(num_steps=600, batch_size=100, learning_rate=5e-2)
     assert isinstance(other.fit(x, y, config=config), History)
     test_x, test_y = data(200, noise=0.0, seed=5)
-    collapsed, sampled = (m.predict(test_x).mean - test_y for m in (model, other))
+    collapsed, sampled = (m.predictive(test_x).mean - test_y for m in (model, other))
     assert sampled.square().mean().sqrt() < 0.03 + collapsed.square().mean().sqrt()
 
 
@@ -251,10 +251,10 @@ def test_two_classes(options):
     y = (f > 0).double()
     model = RandomFeatureGP(2, 64, likelihood=Bernoulli(), **options)
     assert isinstance(model.fit(x, y, config=CONFIG), History)
-    predictive = model.predict(x)
+    predictive = model.predictive(x)
     assert (predictive.mode == y).double().mean() > 0.95
-    torch.testing.assert_close(model.predict(x).probs, predictive.probs, rtol=0, atol=0)
-    assert model.predict_function(x).mean.shape == (300, 1)
+    torch.testing.assert_close(model.predictive(x).probs, predictive.probs, rtol=0, atol=0)
+    assert model.function_moments(x).mean.shape == (300, 1)
 
 
 @pytest.mark.parametrize("weights", ["whvi", "full"])
@@ -263,7 +263,7 @@ def test_several_classes(weights):
     y = (x[:, 0] > 0).long() + (x[:, 1] > 0.5).long()
     model = RandomFeatureGP(2, 64, likelihood=Categorical(3), weights=weights)
     model.fit(x, y, config=CONFIG)
-    assert (model.predict(x).mode == y).double().mean() > 0.93
+    assert (model.predictive(x).mode == y).double().mean() > 0.93
     assert model.draw_functions(5)(x).shape == (5, 400, 3)
     assert model.gradient(x[:4]).shape == (4, 3, 2)
 
@@ -274,7 +274,7 @@ def test_counts_by_default_settings(monkeypatch):
     y = torch.poisson(2 * f.exp(), generator=torch.Generator().manual_seed(0))
     model = RandomFeatureGP(2, 64, likelihood=Poisson())
     model.fit(x, y)
-    assert torch.corrcoef(torch.stack([model.predict(x).mean.log(), f]))[0, 1] > 0.95
+    assert torch.corrcoef(torch.stack([model.predictive(x).mean.log(), f]))[0, 1] > 0.95
 
 
 def test_a_seed_decides_the_fit():
@@ -282,7 +282,7 @@ def test_a_seed_decides_the_fit():
     models = [RandomFeatureGP(2, 64, seed=seed) for seed in (0, 0, 1)]
     for model in models:
         model.fit(x, y, starts=2, iterations=10)
-    first, again, other = (model.predict(x).mean for model in models)
+    first, again, other = (model.predictive(x).mean for model in models)
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
 
@@ -291,10 +291,10 @@ def test_a_seed_decides_the_fit():
 def test_copies_and_state(options):
     model, x, _ = fitted(options)
     twin = copy.deepcopy(model)
-    assert torch.equal(twin.predict(x).mean, model.predict(x).mean)
+    assert torch.equal(twin.predictive(x).mean, model.predictive(x).mean)
     fresh = RandomFeatureGP(2, 64, dtype=torch.float64, seed=9, **options)
     fresh.load_state_dict(model.state_dict())
-    assert torch.equal(fresh.predict(x).std, model.predict(x).std)
+    assert torch.equal(fresh.predictive(x).std, model.predictive(x).std)
 
 
 def test_hyperparameters_found_with_few_features_serve_many():
@@ -303,7 +303,36 @@ def test_hyperparameters_found_with_few_features_serve_many():
     larger.adopt(model)
     larger.condition(x, y)
     torch.testing.assert_close(larger.lengthscale, model.lengthscale)
-    torch.testing.assert_close(larger.predict(x).mean, model.predict(x).mean, rtol=0, atol=0.1)
+    torch.testing.assert_close(
+        larger.predictive(x).mean, model.predictive(x).mean, rtol=0, atol=0.1
+    )
+
+
+@pytest.mark.parametrize(
+    ("weights", "num", "expected"),
+    [("whvi", 200, True), ("whvi", 100, False), ("full", 200, False)],
+)
+def test_gauss_newton_is_for_many_rows_of_structured_weights(monkeypatch, weights, num, expected):
+    seen = []
+
+    def spy(*args, **options):
+        seen.append(options["use_jacobian"])
+        return fit_collapsed(*args, **options)
+
+    monkeypatch.setattr("whvi.gp.model.fit_collapsed", spy)
+    model = RandomFeatureGP(2, 60, weights=weights)  # 8 coefficients: 128 rows are enough
+    model.fit(*data(num), starts=1, iterations=2)
+    assert seen == [expected]
+
+
+@pytest.mark.parametrize("weights", ["whvi", "full"])
+def test_steps_have_gradient_zero_and_can_be_fitted(weights):
+    x, y = data(300)
+    model = RandomFeatureGP(2, 256, kernel="arccos0", weights=weights)
+    model.fit(x, y, starts=1, iterations=10)
+    test_x, test_y = data(200, noise=0.0, seed=5)
+    assert (model.predictive(test_x).mean - test_y).square().mean().sqrt() < 0.5 * test_y.std()
+    assert not model.gradient(test_x).any()
 
 
 def test_constant_columns_and_targets_and_targets_with_an_axis():
@@ -311,16 +340,16 @@ def test_constant_columns_and_targets_and_targets_with_an_axis():
     x[:, 1] = 7.0
     model = RandomFeatureGP(2, 16)
     model.fit(x, y.unsqueeze(-1), starts=1, iterations=5)
-    assert model.predict(x).mean.isfinite().all()
+    assert model.predictive(x).mean.isfinite().all()
     model.fit(x, torch.full((50,), 3.0), starts=1, iterations=5)
     torch.testing.assert_close(
-        model.predict(x).mean, torch.full((50,), 3.0).double(), atol=1e-2, rtol=0
+        model.predictive(x).mean, torch.full((50,), 3.0).double(), atol=1e-2, rtol=0
     )
 
 
 def test_no_rows_to_predict():
     model, x, _ = fitted({"weights": "whvi"})
-    assert len(model.predict(x[:0])) == 0
+    assert len(model.predictive(x[:0])) == 0
     assert model.draw_functions(2)(x[:0]).shape == (2, 0)
     assert model.gradient(x[:0]).shape == (0, 2)
 
@@ -333,9 +362,9 @@ def test_bad_inputs_are_refused():
     with pytest.raises(ShapeError, match=r"shape \(20,\) or \(20, 1\).*got \(19,\)"):
         model.fit(x, y[:19])
     with pytest.raises(ShapeError, match=r"floating-point tensor.*int64"):
-        model.predict(x.long())
+        model.predictive(x.long())
     with pytest.raises(ShapeError, match=r"floating-point tensor.*got ndarray"):
-        model.predict(x.numpy())
+        model.predictive(x.numpy())
     with pytest.raises(ShapeError, match=r"must have shape \(N, 2\), got \(2,\)"):
         model.draw_functions(1)(x[0])
     with pytest.raises(DataError, match=r"x holds 1 values.*nan at index \(3, 1\)"):
@@ -366,5 +395,5 @@ def test_bad_options_are_refused():
         labels.condition(*data(20))
     with pytest.raises(ConfigError, match="only Gaussian noise has a standard deviation"):
         labels.noise_std  # noqa: B018 - the property raises
-    with pytest.raises(ConfigError, match="num must be an integer"):
+    with pytest.raises(ConfigError, match="num_draws must be an integer"):
         labels.draw_functions(0)

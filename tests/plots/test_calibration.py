@@ -66,7 +66,7 @@ def test_errors_and_risk_of_any_number_of_rows(num_rows, generator):
     figure = new_figure(2)
     plot_error_by_std(figure.axes[0], error, std)
     plot_risk_coverage(figure.axes[1], error.square(), std)
-    assert line(figure.axes[1], "surest rows").get_xdata()[-1] == 1
+    assert line(figure.axes[1], "most certain rows").get_xdata()[-1] == 1
     assert svg_text(figure, name="x").startswith("<svg")
 
 

@@ -68,7 +68,7 @@ def test_equal_doubt_cannot_sort():
 
 def test_useless_doubt_is_called_so():
     std = torch.linspace(1, 2, 50, dtype=torch.float64)
-    y = std.flip(0)  # the surest rows have the largest errors
+    y = std.flip(0)  # the most certain rows have the largest errors
     predictive = Predictive.gaussian(torch.zeros(1, 50), std.unsqueeze(0))
     sentences = regression_sentences(score_regression(predictive, y), predictive, y)
     assert any("does not tell good predictions from bad" in each for each in sentences)

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from reproduction.data import UCIDataset, random_splits
+from reproduction.methods import Method
 from reproduction.methods.networks import NetworkMethod
-from reproduction.methods.protocol import Method
 
 
 @pytest.fixture

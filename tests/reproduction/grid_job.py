@@ -11,9 +11,10 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 from reproduction.records import Record, RecordStore
-from reproduction.runner import Unit, plan_units, run_units
+from reproduction.runner import Options, Unit, plan_units, run_units
 
 METHODS = ("a", "b", "c")
 SPLITS = {"d": range(20), "e": range(20)}
@@ -32,7 +33,8 @@ def attempt(path: str) -> int:
     if pid == 0:
         code = 1
         try:
-            run_units(plan_units(METHODS, SPLITS, chunk=lambda name: 5), work, RecordStore(path))
+            units = plan_units(METHODS, SPLITS, chunk=lambda name: 5)
+            run_units(units, work, RecordStore(path), Options(output=Path(path).parent))
             code = 0
         finally:
             os._exit(code)

@@ -1,14 +1,14 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
 
-from reproduction.figure1 import build_model, reproduce_figure1
+import reproduction
+from reproduction.figure1 import _describe, build_model, reproduce_figure1
 from whvi.transforms import hadamard_matrix
-
-pytest.importorskip("matplotlib")
 
 
 def jacobian(s1, s2):
@@ -23,7 +23,7 @@ def result(tmp_path_factory):
 
 
 def test_writes_pictures_and_numbers(result):
-    assert [path.name for path in result.files] == ["figure1.png", "figure1.svg", "figure1.json"]
+    assert [path.name for path in result.files] == ["figure1.png", "figure1.svg", "summary.json"]
     numbers = json.loads(result.files[-1].read_text())
     assert numbers["settings"]["fit"]["beta"] == 1.0
     assert numbers["g"]["size"] == 8
@@ -53,3 +53,13 @@ def test_the_two_covariances_satisfy_the_equation():
 def test_a_seed_gives_one_figure(result, tmp_path):
     again = reproduce_figure1(tmp_path, quick=True)
     assert [p.read_bytes() for p in again.files] == [p.read_bytes() for p in result.files]
+
+
+def test_the_committed_summary_holds_the_covariances_it_describes():
+    folder = Path(reproduction.__file__).parent / "results" / "figure1"
+    numbers = json.loads((folder / "summary.json").read_text())
+    cov_g, s1, s2 = (torch.tensor(numbers[name]) for name in ("cov_g", "s1", "s2"))
+    A = jacobian(s1, s2)
+    for name, covariance in (("g", cov_g), ("vec_w", A @ cov_g @ A.T)):
+        assert _describe(covariance) == pytest.approx(numbers[name], rel=1e-3)
+    assert not numbers["settings"]["quick"]

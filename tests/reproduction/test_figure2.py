@@ -6,13 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from reproduction.figure2 import reproduce_figure2
-from reproduction.figure2.cells import CELLS, DATASETS, Cell
+import reproduction
+from reproduction.__main__ import main
+from reproduction.data import SIMULATORS
+from reproduction.figure2 import KEY_FIELDS, SEEDS, plan_figure2
+from reproduction.figure2.cells import CELLS, DATASETS, METHODS, Cell
 from reproduction.figure2.report import geometric_means, markdown, summarise
-from reproduction.figure2.run import main, plan_figure2
-from whvi.errors import ConfigError
-
-pytest.importorskip("scipy")
+from reproduction.figure2.work import effort
+from reproduction.records import RecordStore
 
 ROW_FIELDS = {
     *("dataset", "method", "covariance", "count_inducing", "num_parameters"),
@@ -94,13 +95,13 @@ def test_the_report_averages_seeds_and_says_who_wins() -> None:
     assert means["diagonal", 8, "sparse GP, locations not counted"] == pytest.approx(0.2)
     part = summarise([*records, record(Cell("fourier", "diagonal"), "piston", 8, 0, 0.1)])
     assert ("diagonal", 8, "Fourier features") not in geometric_means(part)  # one set is missing
-    page = markdown(rows, with_figures=False, quick=False)
+    page = markdown(rows, quick=False)
     assert "WHVI on borehole; sparse GP, locations not counted on piston" in page
 
 
 def test_a_quick_run_writes_records_once(tmp_path: Path) -> None:
-    options = ["--quick", "--methods", "whvi", "fourier", "--data", "friedman", "--no-progress"]
-    assert main([*options, "--output", str(tmp_path)]) == 0
+    options = ["figure2", "--quick", "--data", "friedman", "--no-progress", "-o", str(tmp_path)]
+    assert main([*options, "--methods", "whvi", "fourier"]) == 0
     rows = json.loads((tmp_path / "summary.json").read_text())
     assert {(row["method"], row["covariance"]) for row in rows} == {
         (m, c) for m in ("whvi", "fourier") for c in ("diagonal", "full")
@@ -117,12 +118,36 @@ def test_a_quick_run_writes_records_once(tmp_path: Path) -> None:
     for name in ("figure2.png", "figure2.svg", "figure2-time.png", "figure2-time.svg"):
         assert (tmp_path / name).stat().st_size > 1000
     records = (tmp_path / "records.jsonl").read_bytes()
-    reproduce_figure2(tmp_path, quick=True, methods=["whvi"], data=["friedman"])
+    assert main([*options, "--methods", "whvi"]) == 0
     assert (tmp_path / "records.jsonl").read_bytes() == records
 
 
-def test_wrong_names(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(ConfigError, match="no method 'magic'"):
-        reproduce_figure2(tmp_path, methods=["magic"])
-    assert main(["--data", "mars", "--output", str(tmp_path)]) == 2
-    assert capsys.readouterr().err.startswith("error: there is no data set 'mars'")
+# The committed records ---------------------------------------------------------------------------
+
+FOLDER = Path(reproduction.__file__).parent / "results" / "figure2"
+RECORDS = RecordStore(FOLDER / "records.jsonl", KEY_FIELDS).read()
+
+
+def test_committed_records_are_of_the_grid_of_today() -> None:
+    assert len(RECORDS) == len((FOLDER / "records.jsonl").read_text().splitlines())
+    planned = {
+        (unit.method, unit.dataset, *unit.splits, unit.seed)
+        for unit in plan_figure2(METHODS, DATASETS, SEEDS)
+    }
+    assert RECORDS.keys() <= planned
+    for key, record in RECORDS.items():
+        cell = Cell.of_name(record["cell"])
+        training = effort(cell.method, record["side"], quick=False)
+        assert (record["starts"], record["iterations"]) == (training.starts, training.iterations)
+        assert not record["quick"], key
+
+
+def test_committed_records_have_the_parameters_of_the_models_of_today() -> None:
+    counts = {(r["cell"], r["dataset"], r["side"]): r["num_parameters"] for r in RECORDS.values()}
+    for (name, dataset, side), count in counts.items():
+        cell = Cell.of_name(name)
+        assert cell.count(cell.build(SIMULATORS[dataset].num_inputs, side)) == count
+
+
+def test_the_committed_summary_is_that_of_the_records() -> None:
+    assert json.loads((FOLDER / "summary.json").read_text()) == summarise(RECORDS.values())

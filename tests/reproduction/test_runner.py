@@ -5,18 +5,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import joblib
 import pytest
 
 from reproduction.records import RecordStore
-from reproduction.runner import (
-    Unit,
-    missing_units,
-    parse_shard,
-    plan_units,
-    run_units,
-)
+from reproduction.runner import Options, Unit, missing_units, plan_units, run_units
 from tests.reproduction.grid_job import METHODS, SPLITS, work
-from whvi.errors import ConfigError
 
 JOB = Path(__file__).with_name("grid_job.py")
 ALL_KEYS = sorted([m, d, s, 0] for m in METHODS for d, numbers in SPLITS.items() for s in numbers)
@@ -46,7 +40,7 @@ def test_a_unit_goes_on_with_the_missing_splits(tmp_path: Path) -> None:
     unit = Unit("a", "d", (0, 1, 2), 0)
     store.append(work(unit._replace(splits=(1,))))
     assert missing_units([unit], store) == [unit._replace(splits=(0, 2))]
-    run_units([unit], work, store)
+    run_units([unit], work, store, Options(output=tmp_path))
     assert missing_units([unit], store) == []
     assert keys_of(store.path) == [["a", "d", k, 0] for k in range(3)]
 
@@ -56,36 +50,35 @@ def test_shards_are_a_partition(tmp_path: Path) -> None:
     store = RecordStore(tmp_path / "records.jsonl")
     for i in (1, 2, 3):
         before = len(store.read())
-        run_units(units, work, store, shard=(i, 3))
+        run_units(units, work, store, Options(output=tmp_path, shard=(i, 3)))
         assert len(store.read()) == before + 40
     assert keys_of(store.path) == ALL_KEYS
 
 
 def test_joblib_spreads_the_units_with_any_backend(tmp_path: Path) -> None:
-    joblib = pytest.importorskip("joblib")
     store = RecordStore(tmp_path / "records.jsonl")
     units = plan_units(METHODS, SPLITS, chunk=lambda name: 5)
     with joblib.parallel_config(backend="threading"):
-        run_units(units, work, store, jobs=2)
+        run_units(units, work, store, Options(output=tmp_path, jobs=2))
     assert keys_of(store.path) == ALL_KEYS
 
 
 def test_the_progress_bar_leaves_stdout_alone(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    pytest.importorskip("rich")
     store = RecordStore(tmp_path / "records.jsonl")
-    run_units([Unit("a", "d", (0, 1), 0)], work, store, progress=True)
+    unit = Unit("a", "d", (0, 1), 0)
+    run_units([unit], work, store, Options(output=tmp_path, progress=True))
     out, err = capsys.readouterr()
     assert out == ""
     assert "a on d done" in err
 
 
-@pytest.mark.parametrize("text", ["0/2", "3/2", "1", "a/b", "1/2/3", ""])
-def test_a_wrong_shard_is_refused(text: str) -> None:
-    with pytest.raises(ConfigError, match="written i/n"):
-        parse_shard(text)
-    assert parse_shard("2/3") == (2, 3)
+def test_a_report_alone_computes_nothing(tmp_path: Path) -> None:
+    store = RecordStore(tmp_path / "records.jsonl")
+    options = Options(output=tmp_path, report_only=True)
+    run_units([Unit("a", "d", (0, 1), 0)], work, store, options)
+    assert store.read() == {}
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from sklearn.pipeline import make_pipeline  # noqa: E402
 from sklearn.utils.estimator_checks import parametrize_with_checks  # noqa: E402
 
 from whvi.errors import ConfigError  # noqa: E402
-from whvi.gp.kernels import KERNELS  # noqa: E402
+from whvi.gp.features import KERNELS  # noqa: E402
 from whvi.gp.projections import PROJECTIONS  # noqa: E402
 from whvi.tabular.fastfood import FastfoodFeatures  # noqa: E402
 

@@ -1,11 +1,15 @@
-"""The Gaussian process estimator: scikit-learn's checks, an exact process, and its promises."""
+"""The Gaussian process estimator: scikit-learn's checks, an exact process, promises and files."""
 
 from __future__ import annotations
 
+import copy
 import pickle
+import subprocess
+import sys
 
 import numpy as np
 import pytest
+import torch
 
 pytest.importorskip("sklearn")
 pytest.importorskip("pandas")
@@ -15,9 +19,11 @@ from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import ConstantKernel, Matern, WhiteKernel
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
-from whvi.errors import ConfigError
+from whvi.errors import ConfigError, ModelFileError
+from whvi.gp import RBF
 from whvi.predictive import Predictive
 from whvi.tabular.gp import WHVIGPRegressor
+from whvi.tabular.modelfile import read_model_file, write_model_file
 
 
 @parametrize_with_checks(
@@ -62,7 +68,7 @@ def test_defaults_search_with_few_features_and_end_with_many():
     assert (
         WHVIGPRegressor(weights="whvi", max_iter=3)
         .fit(*table(40))
-        .model_.layer.map.num_coefficients
+        .model_.layer.basis.num_coefficients
         == 64
     )
 
@@ -90,11 +96,11 @@ def test_the_distribution_and_samples(fitted):
     np.testing.assert_array_equal(fitted.predict(x), mean)
     np.testing.assert_allclose(predictive.mean, mean, rtol=1e-14)
     np.testing.assert_allclose(predictive.std, std, rtol=1e-14)
-    samples = fitted.sample_y(x, n_samples=4000, random_state=1)
+    samples = fitted.sample_y(x, num_draws=4000, random_state=1)
     assert samples.shape == (5, 4000)
     np.testing.assert_allclose(samples.mean(1), mean, atol=5 * std.max() / 60)
     np.testing.assert_allclose(samples.std(1), std, rtol=0.08)
-    np.testing.assert_array_equal(samples, fitted.sample_y(x, n_samples=4000, random_state=1))
+    np.testing.assert_array_equal(samples, fitted.sample_y(x, num_draws=4000, random_state=1))
 
 
 def test_gradients_are_in_the_users_units(fitted):
@@ -133,3 +139,142 @@ def test_bad_options_are_refused_when_fitted():
         WHVIGPRegressor(n_restarts=0).fit(*table(20))
     with pytest.raises(ValueError, match="NaN"):
         WHVIGPRegressor().fit([[np.nan, 1.0], [0.0, 1.0]], [1.0, 2.0])
+
+
+# ---- model files ------------------------------------------------------------------------------
+
+KINDS = [
+    {"kernel": "matern32", "projection": "orthogonal", "weights": "full"},
+    {"kernel": "rbf", "projection": "quasi", "weights": "whvi"},
+    {"kernel": "arccos1", "projection": "fastfood", "weights": "whvi", "covariance": "full"},
+    {"kernel": "matern52", "projection": "structured", "weights": "mean-field"},
+    {"kernel": "arccos0", "projection": "iid", "weights": "full"},
+]
+
+
+@pytest.mark.parametrize("options", KINDS, ids=lambda options: options["projection"])
+def test_a_file_brings_back_the_same_bits(options, tmp_path):
+    model = WHVIGPRegressor(40, max_iter=3, random_state=np.int64(3), **options).fit(*table(60))
+    model.save(tmp_path / "model")
+    again, (x, _) = WHVIGPRegressor.load(tmp_path / "model"), table(30, seed=1)
+    assert again.get_params() == model.get_params()
+    for call in (
+        lambda m: m.predict(x, return_std=True),
+        lambda m: m.sample_y(x, num_draws=3, random_state=1),
+        lambda m: m.gradient(x),
+        lambda m: m.lengthscale_,
+        lambda m: (m.noise_std_, m.log_evidence_bound_, m.n_iter_, m.n_features_in_),
+    ):
+        np.testing.assert_array_equal(call(again), call(model))
+    again.save(tmp_path / "again")
+    before, after = read_model_file(tmp_path / "model"), read_model_file(tmp_path / "again")
+    assert after.document == before.document
+    assert all(torch.equal(after.tensors[name], t) for name, t in before.tensors.items())
+
+
+def test_another_process_predicts_the_same_bits(fitted, tmp_path):
+    x, _ = table(30, seed=1)
+    fitted.save(tmp_path / "model")
+    np.save(tmp_path / "x.npy", x)
+    np.save(tmp_path / "y.npy", fitted.predict(x))
+    code = (
+        "import sys, numpy as np; from whvi.tabular.gp import WHVIGPRegressor\n"
+        "model, x, y = sys.argv[1:]\n"
+        "found = WHVIGPRegressor.load(model).predict(np.load(x))\n"
+        "assert np.array_equal(found, np.load(y))"
+    )
+    paths = [tmp_path / name for name in ("model", "x.npy", "y.npy")]
+    subprocess.run([sys.executable, "-c", code, *paths], check=True)
+
+
+def test_names_of_columns_are_kept(tmp_path):
+    pandas = pytest.importorskip("pandas")
+    x, y = table(40)
+    frame = pandas.DataFrame(x, columns=["a", "b"])
+    WHVIGPRegressor(16, max_iter=2).fit(frame, y).save(tmp_path / "model")
+    model = WHVIGPRegressor.load(tmp_path / "model")
+    assert model.feature_names_in_.tolist() == ["a", "b"]
+    with pytest.raises(ValueError, match="feature names"):
+        model.predict(frame[["b", "a"]])
+
+
+def test_what_cannot_be_stored_is_refused(tmp_path):
+    model = WHVIGPRegressor(16, max_iter=2)
+    with pytest.raises(ValueError, match="not fitted"):
+        model.save(tmp_path / "model")
+    model.set_params(kernel=RBF()).fit(*table(20))
+    with pytest.raises(ModelFileError, match="only kernels with a name"):
+        model.save(tmp_path / "model")
+
+
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory):
+    path = tmp_path_factory.mktemp("gp") / "model"
+    WHVIGPRegressor(16, projection="fastfood", max_iter=2).fit(*table(20)).save(path)
+    return read_model_file(path)
+
+
+def check_refused(content, path):
+    write_model_file(path, content.tensors, content.document)
+    with pytest.raises(ModelFileError):
+        WHVIGPRegressor.load(path)
+
+
+WRONG_VALUES = {
+    "another class": ("estimator", "subprocess.Popen"),
+    "parameters are a list": ("parameters", [1]),
+    "no model": ("model", None),
+    "unknown field": ("model", "code", "import os"),
+    "huge inputs": ("model", "in_features", 2**40),
+    "other inputs": ("model", "in_features", 3),
+    "negative inputs": ("model", "in_features", -1),
+    "huge features": ("model", "num_features", 2**62),
+    "other features": ("model", "num_features", 32),
+    "features are text": ("model", "num_features", "16"),
+    "unknown kernel": ("model", "kernel", "os.system"),
+    "other kernel": ("model", "kernel", "arccos1"),
+    "kernel is a list": ("model", "kernel", []),
+    "unknown projection": ("model", "projection", "exec"),
+    "other projection": ("model", "projection", "structured"),
+    "unknown weights": ("model", "weights", "dense"),
+    "other weights": ("model", "weights", "whvi"),
+    "huge covariance": ("model", "num_features", 2**31),
+    "seed is text": ("model", "seed", "x"),
+    "too few names": ("feature_names", ["a"]),
+    "names are numbers": ("feature_names", [1, 2]),
+    "no training": ("training", None),
+    "bound is text": ("training", "log_evidence_bound", "x"),
+    "no iterations": ("training", "n_iter", 0),
+}
+
+
+@pytest.mark.parametrize("name", WRONG_VALUES)
+def test_inconsistent_descriptions_are_refused(stored, tmp_path, name):
+    content, (*keys, last, value) = copy.deepcopy(stored), WRONG_VALUES[name]
+    place = content.document
+    for key in keys:
+        place = place[key]
+    place[last] = value
+    check_refused(content, tmp_path / "wrong")
+
+
+PROJECTION = "layer.basis.features.projection"
+WRONG_TENSORS = {
+    "missing": lambda t: t.pop("scaling.mean"),
+    "unknown": lambda t: t.update({"code": torch.zeros(2)}),
+    "other shape": lambda t: t.update({"scaling.mean": torch.zeros(3, dtype=torch.float64)}),
+    "other type": lambda t: t.update({"scaling.mean": t["scaling.mean"].float()}),
+    "NaN": lambda t: t["layer.posterior.loc"].fill_(torch.nan),
+    "zero scale": lambda t: t["scaling.scale"].zero_(),
+    "zero unit": lambda t: t["likelihood.target_scale"].zero_(),
+    "infinite lengthscale": lambda t: t["layer.basis.features.log_lengthscale"].fill_(1e4),
+    "index out of range": lambda t: t[f"{PROJECTION}.permutation"].add_(1),
+    "no permutation": lambda t: t[f"{PROJECTION}.permutation"].zero_(),
+}
+
+
+@pytest.mark.parametrize("name", WRONG_TENSORS)
+def test_inconsistent_tensors_are_refused(stored, tmp_path, name):
+    content = copy.deepcopy(stored)
+    WRONG_TENSORS[name](content.tensors)
+    check_refused(content, tmp_path / "wrong")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from functools import partial
 
 import pytest
@@ -204,23 +203,6 @@ def test_a_hook_that_a_callback_adds_is_run() -> None:
     config = whvi.FitConfig(num_steps=3, batch_size=5, record_every=1)
     whvi.fit(model, whvi.likelihoods.Gaussian(), data, config=config, callbacks=[add_hook])
     assert calls == [0, 1, 1]
-
-
-@needs_kernel
-def test_a_fit_is_the_same_with_and_without(monkeypatch: pytest.MonkeyPatch) -> None:
-    torch.manual_seed(0)
-    start = whvi.mlp(3, (8,), 1)
-    x, y = torch.randn(50, 3), torch.randn(50)
-    config = whvi.FitConfig(num_steps=30, batch_size=16)
-    trained = []
-    for is_compiled in (True, False):
-        model, likelihood = copy.deepcopy(start), whvi.likelihoods.Gaussian()
-        if not is_compiled:
-            monkeypatch.setattr("whvi.training.step.compile_model", lambda model: None)
-        whvi.fit(model, likelihood, (x, y), config=config)
-        trained.append([*model.state_dict().values(), *likelihood.state_dict().values()])
-    for ours, theirs in zip(*trained, strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-4)
 
 
 @needs_kernel

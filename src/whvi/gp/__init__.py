@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from whvi.gp.deep import DeepGP
-from whvi.gp.draws import FunctionDraws
-from whvi.gp.features import RandomFeatures
-from whvi.gp.kernels import RBF, ArcCosine, Kernel, Matern
+from whvi.gp.features import RBF, ArcCosine, Kernel, Matern, RandomFeatures
+from whvi.gp.layer import DeepGP
 from whvi.gp.model import RandomFeatureGP
+from whvi.gp.prediction import FunctionDraws
 
 __all__ = [
     "RBF",

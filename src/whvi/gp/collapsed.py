@@ -8,20 +8,25 @@ r"""Models that are linear in their coefficients, with the best Gaussian ``q`` i
 
 for full covariance (``Σ = Λ⁻¹``; the bound is the evidence), and with ``Σ_k log Λ_kk`` instead of
 the log-determinant for diagonal covariance (``Σ_kk = 1/Λ_kk``, the same mean). The data enter by
-``ΨᵀΨ``, ``Ψᵀy``, ``yᵀy`` and ``N`` only, which are summed over chunks of rows in float64.
+``ΨᵀΨ``, ``Ψᵀy``, ``yᵀy`` and ``N`` only, which are summed over chunks of rows in float64: memory
+grows with the chunk, not with ``N``.
 """
 
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from collections.abc import Iterator
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
 
 from whvi.errors import ConfigError, NumericalError, ShapeError
+from whvi.gp.basis import Basis
 
 COVARIANCES = ("diagonal", "full")
+
+_CHUNK_ELEMENTS = 1 << 20  # features per chunk: 4 MB in float32, about a cache
 
 
 def check_covariance(covariance: str) -> None:
@@ -74,13 +79,6 @@ class CoefficientPosterior(NamedTuple):
     variance: Tensor  # (K,), the diagonal of Σ
     root: Tensor | None = None  # (K, K), or None for diagonal covariance
 
-    def function_moments(self, psi: Tensor) -> tuple[Tensor, Tensor]:
-        """Return mean and variance of ``psi @ a`` for every row, each ``(n,)``, float64."""
-        psi = psi.double()
-        if self.root is None:
-            return psi @ self.mean, psi.square() @ self.variance
-        return psi @ self.mean, (psi @ self.root).square().sum(-1)
-
 
 class CollapsedBound(NamedTuple):
     """The bound in nats over all rows, differentiable, and the ``q`` that attains it."""
@@ -99,8 +97,7 @@ def collapsed_bound(
     r"""Return the bound of the module's docstring and its posterior.
 
     Args:
-        statistics: Of the training rows.
-        noise_variance: ``σ²``.
+        statistics, noise_variance: Of the training rows, and ``σ²``.
         covariance: ``"diagonal"`` or ``"full"``.
         prior_variance: ``k(x, x)`` of a Gaussian process of which ``ψ·a`` is only a part (inducing
             points). The rest costs ``Σ_n (k(x_n, x_n) − ‖ψ_n‖²) / 2σ²`` (Titsias, 2009).
@@ -118,9 +115,8 @@ def collapsed_bound(
     half = torch.linalg.solve_triangular(factor, (projection / noise).unsqueeze(-1), upper=False)
     mean = torch.linalg.solve_triangular(factor.T, half, upper=True).squeeze(-1)
     diagonal = precision.diagonal()
-    log_det = (
-        diagonal.log().sum() if covariance == "diagonal" else 2 * factor.diagonal().log().sum()
-    )
+    is_full = covariance == "full"
+    log_det = 2 * factor.diagonal().log().sum() if is_full else diagonal.log().sum()
     fit = half.square().sum() - sum_squares / noise - num_rows * (2 * math.pi * noise).log()
     value = 0.5 * (fit - log_det)
     if prior_variance is not None:
@@ -136,3 +132,64 @@ def _posterior(
     identity = torch.eye(len(mean), dtype=torch.float64)
     root = torch.linalg.solve_triangular(factor.detach().T, identity, upper=True)
     return CoefficientPosterior(mean.detach(), root.square().sum(-1), root)
+
+
+def chunks(basis: Basis, *tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """Cut tensors of one length into pieces whose features fit in the cache.
+
+    A piece has at least as many rows as there are coefficients: it pays for its Gram matrix.
+    """
+    rows = max(_CHUNK_ELEMENTS // basis.row_elements, basis.num_coefficients)
+    yield from zip(*(tensor.split(rows) for tensor in tensors), strict=True)
+
+
+@torch.no_grad()
+def stream_statistics(basis: Basis, x: Tensor, y: Tensor) -> Statistics:
+    """Sum ``ΨᵀΨ``, ``Ψᵀy`` and ``yᵀy`` over the rows ``x (N, d)``, ``y (N,)``."""
+    statistics, operands = Statistics.zeros(basis.num_coefficients), basis.operands()
+    for part_x, part_y in chunks(basis, x, y):
+        statistics = statistics.add(basis.evaluate(part_x, operands), part_y)
+    return statistics
+
+
+def bound_with_gradients(
+    basis: Basis,
+    log_noise_variance: Tensor,
+    x: Tensor,
+    y: Tensor,
+    covariance: str = "diagonal",
+    *,
+    num_data: int | None = None,
+) -> Tensor:
+    r"""Return the bound and add its gradients to ``.grad`` of the parameters.
+
+    The bound depends on the rows through the statistics alone, so one pass sums them, the bound is
+    differentiated with respect to them, and a second pass sends
+    ``∂bound/∂ψ_n = 2 ψ_n ∂bound/∂(ΨᵀΨ) + y_n ∂bound/∂(Ψᵀy)`` through each chunk, down to the
+    operands of the basis; these pass the sum over all chunks on to the parameters.
+
+    Args:
+        basis, log_noise_variance: What receives gradients; ``log σ²`` is a leaf.
+        x, y, covariance: Rows ``(n, d)``, targets ``(n,)`` and ``"diagonal"`` or ``"full"``.
+        num_data: N, if the rows stand for more than themselves: the statistics count N/n times.
+    """
+    factor = 1.0 if num_data is None else num_data / len(y)
+    statistics = stream_statistics(basis, x, y).scaled(factor)
+    sums = (statistics.gram.requires_grad_(), statistics.projection.requires_grad_())
+    noise, prior = log_noise_variance.exp(), basis.prior_variance()
+    bound = collapsed_bound(statistics, noise, covariance, prior_variance=prior)
+    bound.value.backward()
+    to_gram, to_projection = (cast(Tensor, leaf.grad) for leaf in sums)
+    both, to_projection = factor * (to_gram + to_gram.T), factor * to_projection
+    operands = basis.operands()
+    leaves = tuple(each.detach().requires_grad_(each.requires_grad) for each in operands)
+    for part_x, part_y in chunks(basis, x, y):
+        psi = basis.evaluate(part_x, leaves)
+        incoming = psi.detach().double() @ both + part_y.double().unsqueeze(-1) * to_projection
+        psi.backward(incoming.to(psi.dtype))
+    trained = [(each, leaf.grad) for each, leaf in zip(operands, leaves, strict=True)]
+    torch.autograd.backward(
+        [each for each, _ in trained if each.requires_grad],
+        [gradient for each, gradient in trained if each.requires_grad],
+    )
+    return bound.value.detach()

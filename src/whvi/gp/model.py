@@ -15,17 +15,12 @@ from torch import Tensor, nn
 
 from whvi._checks import check_finite, check_last_dim, check_positive_int
 from whvi.errors import ConfigError, DataError, ShapeError
-from whvi.gp.collapsed import collapsed_bound
-from whvi.gp.draws import FunctionDraws
-from whvi.gp.evaluation import InputScaling, map_blocks
-from whvi.gp.features import RandomFeatures
-from whvi.gp.kernels import Kernel
+from whvi.gp.collapsed import COVARIANCES, collapsed_bound, stream_statistics
+from whvi.gp.features import Kernel, RandomFeatures
 from whvi.gp.layer import FeatureLayer
-from whvi.gp.layer_basis import LayerBasis, basis_of, write_posterior
 from whvi.gp.optimise import CollapsedFit, fit_collapsed
-from whvi.gp.options import make_likelihood, posterior_name
-from whvi.gp.predictive import gaussian_marginals
-from whvi.gp.streaming import stream_statistics
+from whvi.gp.prediction import FunctionDraws, InputScaling, gaussian_marginals, map_blocks
+from whvi.gp.projections import Projection
 from whvi.layers.matrix import OutputMoments
 from whvi.likelihoods import Gaussian, Likelihood
 from whvi.posteriors import FullGaussian
@@ -34,6 +29,8 @@ from whvi.training import FitConfig, History, fit
 
 _MINIBATCHES = FitConfig(num_steps=3000, batch_size=256, learning_rate=2e-2)
 _PREDICTIVE_DRAWS = 64  # for likelihoods without a closed form
+_ROWS_PER_COEFFICIENT = 16  # from which least squares do not follow single rows
+_WEIGHTS = ("whvi", "mean-field", "full")
 
 
 @final
@@ -43,14 +40,13 @@ class RandomFeatureGP(nn.Module):
     Args:
         in_features: ``d``.
         num_features: ``M``.
-        kernel: A name of :data:`whvi.gp.kernels.KERNELS` or a kernel.
-        projection: A name of :data:`whvi.gp.projections.PROJECTIONS`.
+        kernel, projection: As in :class:`whvi.gp.features.RandomFeatures`.
         weights: Posterior of the weights. ``"whvi"``: ``w = vec(W)``, about ``4√M`` parameters;
             ``"mean-field"``: independent weights, ``2M``; ``"full"``: all covariances, ``M²/2``,
             which for Gaussian noise is the exact posterior.
         covariance: Of ``q(g)`` for ``weights="whvi"``: ``"diagonal"`` or ``"full"``.
         likelihood: ``"gaussian"`` or a likelihood such as ``Bernoulli()`` or ``Categorical(10)``.
-        seed: Decides frequencies, starting points and the draws of :meth:`predict`.
+        seed: Decides frequencies, starting points and the draws of :meth:`predictive`.
         dtype: Of the features; coefficients and scaling are float64 in any case.
     """
 
@@ -60,7 +56,7 @@ class RandomFeatureGP(nn.Module):
         num_features: int = 4096,
         *,
         kernel: str | Kernel = "rbf",
-        projection: str = "orthogonal",
+        projection: str | Projection = "orthogonal",
         weights: str = "whvi",
         covariance: str = "diagonal",
         likelihood: str | Likelihood = "gaussian",
@@ -69,9 +65,9 @@ class RandomFeatureGP(nn.Module):
     ) -> None:
         super().__init__()
         check_positive_int("in_features", in_features)
-        posterior = posterior_name(weights, covariance)
-        self.likelihood = make_likelihood(likelihood)
-        self.weights, self.seed = weights, seed
+        posterior = _posterior_name(weights, covariance)
+        self.likelihood = _make_likelihood(likelihood)
+        self.in_features, self.weights, self.seed = in_features, weights, seed
         self.scaling = InputScaling(in_features)
         features = RandomFeatures(
             in_features,
@@ -82,18 +78,9 @@ class RandomFeatureGP(nn.Module):
             seed=seed,
             dtype=dtype,
         )
-        self.layer = FeatureLayer(
-            features,
-            self.likelihood.num_features,
-            structured=weights == "whvi",
-            posterior=posterior,
-        )
+        num_outputs, structured = self.likelihood.num_features, weights == "whvi"
+        self.layer = FeatureLayer(features, num_outputs, structured=structured, posterior=posterior)
         self.layer.reset_parameters(generator=torch.Generator().manual_seed(seed))
-
-    @property
-    def in_features(self) -> int:
-        """``d``."""
-        return self.layer.features.in_features
 
     @property
     def lengthscale(self) -> Tensor:
@@ -108,8 +95,6 @@ class RandomFeatureGP(nn.Module):
                 f"only Gaussian noise has a standard deviation, not {self.likelihood}"
             )
         return self.likelihood.noise_scale.detach().double().squeeze()
-
-    # Training ------------------------------------------------------------------------------
 
     def fit(
         self,
@@ -138,31 +123,25 @@ class RandomFeatureGP(nn.Module):
         x, y = self._checked(x, y)
         self.scaling.fit(x)
         self.likelihood.set_target_scaling(y)
-        rows = self.scaling(x)
-        if config is None and isinstance(self.likelihood, Gaussian):
-            return self._fit_collapsed(rows, y, starts, iterations, subset)
-        chosen = config or _MINIBATCHES
-        return fit(self.layer, self.likelihood, (rows, y), config=chosen)
-
-    def _fit_collapsed(
-        self, rows: Tensor, y: Tensor, starts: int, iterations: int, subset: int
-    ) -> CollapsedFit:
-        likelihood = self.likelihood
-        assert isinstance(likelihood, Gaussian)  # the caller looked
-        z = (y.double() - likelihood.target_mean) / likelihood.target_scale
+        rows, likelihood = self.scaling(x), self.likelihood
+        if config is not None or not isinstance(likelihood, Gaussian):
+            return fit(self.layer, likelihood, (rows, y), config=config or _MINIBATCHES)
+        basis = self.layer.basis
+        enough_rows = min(len(y), subset) >= _ROWS_PER_COEFFICIENT * basis.num_coefficients
         result = fit_collapsed(
-            basis_of(self.layer, min(len(y), subset)),
+            basis,
             rows,
-            z,
+            _standardised(likelihood, y),
             covariance=self._covariance,
             starts=starts,
             iterations=iterations,
             subset=subset,
             seed=self.seed,
+            use_jacobian=self.weights == "whvi" and enough_rows,
         )
         with torch.no_grad():
             likelihood.log_noise_variance.fill_(math.log(result.noise_variance))
-            write_posterior(self.layer, result.posterior)
+        self.layer.set_posterior(result.posterior)
         return result
 
     def condition(self, x: Tensor, y: Tensor) -> float:
@@ -179,19 +158,17 @@ class RandomFeatureGP(nn.Module):
         if not isinstance(likelihood, Gaussian):
             raise ConfigError(f"only Gaussian noise has a closed form, not {likelihood}; use fit")
         x, y = self._checked(x, y)
-        z = (y.double() - likelihood.target_mean) / likelihood.target_scale
-        statistics = stream_statistics(LayerBasis(self.layer), self.scaling(x), z)
+        z = _standardised(likelihood, y)
+        statistics = stream_statistics(self.layer.basis, self.scaling(x), z)
         noise = (likelihood.noise_scale / likelihood.target_scale).square().detach()
         bound = collapsed_bound(statistics, noise.squeeze(), self._covariance)
-        with torch.no_grad():
-            write_posterior(self.layer, bound.posterior)
+        self.layer.set_posterior(bound.posterior)
         return self.in_units_of_targets(float(bound.value), len(y))
 
     def in_units_of_targets(self, bound: float, num_rows: int) -> float:
         """Return a bound on the log density of standardised targets as one on that of targets."""
-        likelihood = self.likelihood
-        assert isinstance(likelihood, Gaussian)  # others do not standardise
-        return bound - num_rows * float(likelihood.target_scale.log())
+        assert isinstance(self.likelihood, Gaussian)  # others do not standardise
+        return bound - num_rows * float(self.likelihood.target_scale.log())
 
     @torch.no_grad()
     def adopt(self, other: RandomFeatureGP) -> None:
@@ -209,10 +186,8 @@ class RandomFeatureGP(nn.Module):
     def _covariance(self) -> str:
         return "full" if isinstance(self.layer.posterior, FullGaussian) else "diagonal"
 
-    # Prediction ----------------------------------------------------------------------------
-
     @torch.no_grad()
-    def predict(self, x: Tensor) -> Predictive:
+    def predictive(self, x: Tensor) -> Predictive:
         """Return the predictive distribution of targets at ``x (N, d)``, in the user's units.
 
         With Gaussian noise it is exact; otherwise it mixes 64 draws of the function, the same ones
@@ -222,73 +197,57 @@ class RandomFeatureGP(nn.Module):
             generator = torch.Generator().manual_seed(self.seed)
             values = self.draw_functions(_PREDICTIVE_DRAWS, generator=generator)(x)
             return self.likelihood.predictive(values)
-        mean, variance = self.predict_function(x)
+        mean, variance = self.function_moments(x)
         return gaussian_marginals(mean, variance.sqrt(), self.noise_std)
 
     @torch.no_grad()
-    def predict_function(self, x: Tensor) -> OutputMoments:
-        """Return mean and variance of the function itself, without noise.
+    def function_moments(self, x: Tensor) -> OutputMoments:
+        """Return mean and variance of the function itself, without noise, in float64.
 
-        Returns:
-            Each of shape ``(N,)`` in the user's units for Gaussian noise; for other likelihoods
-            ``(N, O)`` in the units of the function (logits, log rates). Float64.
+        Shape ``(N,)`` each, in the user's units, for Gaussian noise; for other likelihoods
+        ``(N, O)`` in the units of the function (logits, log rates).
         """
         self._check_inputs(x)
         mean, variance = map_blocks(self.layer, self.scaling, x, self.layer.moments_function())
-        if not isinstance(self.likelihood, Gaussian):
-            return OutputMoments(mean, variance)
-        unit = self.likelihood.target_scale
-        mean = mean * unit + self.likelihood.target_mean
-        return OutputMoments(mean.squeeze(-1), (variance * unit.square()).squeeze(-1))
+        if isinstance(self.likelihood, Gaussian):
+            variance = (variance * self.likelihood.target_scale.square()).squeeze(-1)
+        return OutputMoments(self._in_units(mean), variance)
 
     @torch.no_grad()
     def predict_mean(self, x: Tensor) -> Tensor:
-        """Return the mean of :meth:`predict_function` alone: the same bits for a fraction of it."""
+        """Return the mean of :meth:`function_moments` alone: the same bits for a fraction of it."""
         self._check_inputs(x)
         mean = self.layer.mean_function()
         (values,) = map_blocks(self.layer, self.scaling, x, lambda waves: (mean(waves),))
+        return self._in_units(values)
+
+    def _in_units(self, values: Tensor) -> Tensor:
         if not isinstance(self.likelihood, Gaussian):
             return values
         return (values * self.likelihood.target_scale + self.likelihood.target_mean).squeeze(-1)
 
     def draw_functions(
-        self, num: int, *, generator: torch.Generator | None = None
+        self, num_draws: int, *, generator: torch.Generator | None = None
     ) -> FunctionDraws:
         """Draw functions from the posterior: callables that can be evaluated anywhere, again.
 
         Args:
-            num: ``S``, how many.
+            num_draws: ``S`` functions ``x (N, d) → (S, N)`` in the user's units (``(S, N, O)`` in
+                the units of the function for other likelihoods), differentiable in ``x``.
             generator: Source of randomness; ``None`` is torch's default generator.
-
-        Returns:
-            A callable ``x (N, d) → (S, N)`` in the user's units (``(S, N, O)`` in the units of
-            the function for other likelihoods), differentiable in ``x``.
         """
-        check_positive_int("num", num)
+        check_positive_int("num_draws", num_draws)
         with torch.no_grad():
             posterior = self.layer.posterior
-            coefficients = posterior.blocks(posterior.rsample((num,), generator=generator))
-        return self._functions(coefficients)
-
-    def mean_function(self) -> FunctionDraws:
-        """Return the posterior mean as one function, a callable like :meth:`draw_functions`."""
-        posterior = self.layer.posterior
-        return self._functions(posterior.blocks(posterior.mean).detach().unsqueeze(0))
+            coefficients = posterior.blocks(posterior.rsample((num_draws,), generator=generator))
+        return FunctionDraws(self.layer, self.scaling, coefficients, self._in_units)
 
     def gradient(self, x: Tensor) -> Tensor:
-        """Return the gradient of the mean with respect to ``x (N, d)``, in the user's units.
-
-        Shape ``(N, d)``, or ``(N, O, d)`` for likelihoods with other than Gaussian noise.
-        """
-        return self.mean_function().gradient(x).squeeze(0)
-
-    # Inner rooms ---------------------------------------------------------------------------
-
-    def _functions(self, coefficients: Tensor) -> FunctionDraws:
-        if not isinstance(self.likelihood, Gaussian):
-            return FunctionDraws(self.layer, self.scaling, coefficients)
-        shift, unit = self.likelihood.target_mean, self.likelihood.target_scale
-        return FunctionDraws(self.layer, self.scaling, coefficients, shift, unit)
+        """Return the gradient of the mean by ``x``, ``(N, d)``; ``(N, O, d)`` if not Gaussian."""
+        posterior = self.layer.posterior
+        mean = posterior.blocks(posterior.mean).detach().unsqueeze(0)
+        function = FunctionDraws(self.layer, self.scaling, mean, self._in_units)
+        return function.gradient(x).squeeze(0)
 
     def _checked(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         self._check_inputs(x)
@@ -314,3 +273,36 @@ class RandomFeatureGP(nn.Module):
     def extra_repr(self) -> str:
         """Show the posterior."""
         return f"weights={self.weights!r}, posterior={type(self.layer.posterior).__name__}"
+
+
+def _standardised(likelihood: Gaussian, y: Tensor) -> Tensor:
+    standardised: Tensor = (y.double() - likelihood.target_mean) / likelihood.target_scale
+    return standardised
+
+
+def _posterior_name(weights: str, covariance: str) -> str:
+    """Return the posterior of the coefficients, or refuse a contradiction."""
+    known = {"weights": _WEIGHTS, "covariance": COVARIANCES}
+    for (name, names), value in zip(known.items(), (weights, covariance), strict=True):
+        if value not in names:
+            choices = ", ".join(map(repr, names))
+            raise ConfigError(f"{name} must be one of {choices}, got {value!r}")
+    if weights == "mean-field" and covariance == "full":
+        raise ConfigError("weights='mean-field' has no covariances; use weights='full'")
+    return "full" if "full" in (weights, covariance) else "diagonal"
+
+
+def _make_likelihood(likelihood: str | Likelihood) -> Likelihood:
+    """Return the likelihood, in float64, that a name or a likelihood stands for."""
+    if likelihood == "gaussian":
+        return Gaussian(dtype=torch.float64)
+    if not isinstance(likelihood, Likelihood):
+        raise ConfigError(
+            f"likelihood must be 'gaussian' or a whvi.likelihoods.Likelihood, got {likelihood!r}"
+        )
+    if likelihood.num_outputs != 1 or likelihood.batch_shape:
+        raise ConfigError(
+            "a RandomFeatureGP has one target column and no replicas; fit one model per column, "
+            f"got {likelihood}"
+        )
+    return likelihood.double()

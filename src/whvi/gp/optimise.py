@@ -1,7 +1,16 @@
-"""Train a collapsed model: several starts, Gauss-Newton where the basis knows its tangent, L-BFGS.
+r"""Train a collapsed model: several starts, Gauss-Newton where the basis has a Jacobian, L-BFGS.
 
 Starts are compared on a part of the rows after a short search, the best (one in six) are refined on
 more rows, and the posterior and the noise come from all rows in the end.
+
+Gauss-Newton by variable projection (Golub and Pereyra, 1973) minimises ``‖y − Ψ(θ) a‖²`` over
+``θ``; the best ``a`` is a linear problem. With the residual ``r``, ``J = ∂(Ψa)/∂θ``, a step solves
+
+.. math:: (J^\top P J + \lambda I)\, \delta = J^\top P r
+
+where ``P`` removes what a change of ``a`` could do as well (Kaufman, 1975), and ``λ`` follows
+Levenberg and Marquardt. Structured weights are a product of three vectors: quasi-Newton methods
+need many steps where this takes a few.
 """
 
 from __future__ import annotations
@@ -16,46 +25,39 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from whvi._checks import check_finite, check_positive_int
 from whvi.errors import NumericalError, ShapeError
-from whvi.gp.basis import Basis
+from whvi.gp.basis import Basis, HasJacobian
 from whvi.gp.collapsed import (
     CoefficientPosterior,
     Statistics,
+    bound_with_gradients,
     check_covariance,
+    chunks,
     collapsed_bound,
+    stream_statistics,
 )
-from whvi.gp.gauss_newton import Tangible, gauss_newton
-from whvi.gp.streaming import bound_with_gradients, stream_moments, stream_statistics
 
 _SCREENING_ROWS = 1000
 _SCREENING_STEPS = 25
 _STARTS_PER_FINALIST = 6
 _FIRST_NOISE_VARIANCE = 0.1  # of standardised targets
 _NOISE_VARIANCE_RANGE = (1e-9, 1e2)
+_RIDGE = 1e-11  # relative to the mean of the diagonal: what float64 sums of float32 features carry
+_LONGEST_STEP = 1.0
+_PATIENCE = 5  # steps that gain less than _SMALL_GAIN before the search is over
+_SMALL_GAIN = 1e-3
+_TRIALS = 12  # of one step, each ten times as damped as the one before
 
 
 @dataclass(frozen=True, eq=False)
 class CollapsedFit:
-    """A trained model.
+    """A trained model."""
 
-    Attributes:
-        basis: ``ψ`` with its trained parameters.
-        posterior: ``q(a)``, from all rows.
-        noise_variance: ``σ²``.
-        bound: On the log evidence of all rows, in nats.
-        history: The bound over the subset, scaled to all rows, per evaluation of L-BFGS.
-        seconds: Wall-clock time.
-    """
-
-    basis: Basis
-    posterior: CoefficientPosterior
-    noise_variance: float
-    bound: float
-    history: tuple[float, ...]
-    seconds: float
-
-    def predict(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return mean and variance of the function at ``x (N, d)``, noise not included."""
-        return stream_moments(self.basis, self.posterior, x)
+    basis: Basis  # ψ with its trained parameters
+    posterior: CoefficientPosterior  # q(a), from all rows
+    noise_variance: float  # σ²
+    bound: float  # on the log evidence of all rows, in nats
+    history: tuple[float, ...]  # the bound over the subset, scaled to all rows, seen by L-BFGS
+    seconds: float  # of the clock
 
 
 def fit_collapsed(
@@ -68,6 +70,7 @@ def fit_collapsed(
     iterations: int = 40,
     subset: int = 3000,
     seed: int = 0,
+    use_jacobian: bool = True,
 ) -> CollapsedFit:
     """Train ``basis`` in place and return it with its posterior.
 
@@ -78,10 +81,12 @@ def fit_collapsed(
         starts: Random starts; the best of every six go on after a short search, and the one with
             the highest bound is kept.
         iterations: Gauss-Newton steps at most, followed by a third as many evaluations of the bound
-            by L-BFGS; for a basis without tangent, as many evaluations by L-BFGS.
+            by L-BFGS; without Gauss-Newton, as many evaluations by L-BFGS.
         subset: Rows that the search sees (the likelihood counts N/n times); the posterior and the
             noise come from all rows.
         seed: Decides starts and subset.
+        use_jacobian: Begin with Gauss-Newton if the basis has a Jacobian. With few rows per
+            coefficient, least squares would follow single rows.
     """
     _check_data(x, y)
     check_covariance(covariance)
@@ -90,46 +95,45 @@ def fit_collapsed(
     begin = time.perf_counter()
     generator = torch.Generator().manual_seed(seed)
     order = torch.randperm(len(y), generator=generator)[:subset]
-    search = _Search(basis, x[order], y[order], covariance, len(y))
+    has_jacobian = use_jacobian and isinstance(basis, HasJacobian)
+    search = _Search(basis, x[order], y[order], covariance, len(y), has_jacobian)
     history = search.run(starts, iterations, generator)
     statistics = stream_statistics(basis, x, y)
-    prior_variance = basis.prior_variance()
-    prior_variance = None if prior_variance is None else prior_variance.detach()
-    noise = best_noise_variance(
-        statistics, search.noise_variance(), covariance, prior_variance=prior_variance
-    )
-    bound = collapsed_bound(statistics, noise, covariance, prior_variance=prior_variance)
+    prior = basis.prior_variance()
+    prior = None if prior is None else prior.detach()
+    first = search.noise_variance()
+    noise = best_noise_variance(statistics, first, covariance, prior_variance=prior)
+    bound = collapsed_bound(statistics, noise, covariance, prior_variance=prior)
     seconds = time.perf_counter() - begin
     return CollapsedFit(basis, bound.posterior, noise, float(bound.value), tuple(history), seconds)
 
 
+@dataclass(eq=False)
 class _Search:
     """The rows of a search, and the noise that is trained along with the basis."""
 
-    def __init__(self, basis: Basis, x: Tensor, y: Tensor, covariance: str, num_data: int) -> None:
-        self.basis, self.x, self.y = basis, x, y
-        self.covariance, self.num_data = covariance, num_data
-        self.log_noise = nn.Parameter(torch.zeros((), dtype=torch.float64))
+    basis: Basis
+    x: Tensor
+    y: Tensor
+    covariance: str
+    num_data: int
+    has_jacobian: bool
 
-    def parameters(self) -> list[nn.Parameter]:
-        return [p for p in self.basis.parameters() if p.requires_grad] + [self.log_noise]
+    def __post_init__(self) -> None:
+        self.log_noise = nn.Parameter(torch.zeros((), dtype=torch.float64))
 
     def noise_variance(self) -> float:
         return float(self.log_noise.detach().exp().clamp(*_NOISE_VARIANCE_RANGE))
 
     def run(self, starts: int, iterations: int, generator: torch.Generator) -> list[float]:
         """Leave the basis at the best point found; return the bounds that L-BFGS saw there."""
-        best_bound, best_state, best_history = -math.inf, None, []
+        refined: list[tuple[list[float], Tensor]] = []
         for state in self._screen(starts, iterations, generator):
             vector_to_parameters(state, self._all())
-            history = self._refine(iterations)
-            bound = max(history)
-            if bound > best_bound or best_state is None:
-                best_bound, best_history = bound, history
-                best_state = parameters_to_vector(self._all()).detach().clone()
-        assert best_state is not None  # there is at least one start
-        vector_to_parameters(best_state, self._all())
-        return best_history
+            refined.append((self._refine(iterations), self._state()))
+        history, state = max(refined, key=lambda each: max(each[0]))
+        vector_to_parameters(state, self._all())
+        return history
 
     def _screen(self, starts: int, iterations: int, generator: torch.Generator) -> list[Tensor]:
         """Return the parameters of the best of ``starts`` after a short search on few rows."""
@@ -139,20 +143,22 @@ class _Search:
             self.basis.restart(self.x, generator)
             self._set_noise(_FIRST_NOISE_VARIANCE)
             bound = 0.0 if starts == 1 else self._try_start(rows, iterations)
-            found.append((bound, parameters_to_vector(self._all()).detach().clone()))
+            found.append((bound, self._state()))
         found.sort(key=lambda each: each[0], reverse=True)
         return [state for _, state in found[: max(1, starts // _STARTS_PER_FINALIST)]]
 
     def _try_start(self, rows: slice, iterations: int) -> float:
-        if isinstance(self.basis, Tangible):
+        if self.has_jacobian:
             self._gauss_newton(rows, _SCREENING_STEPS)
-            return self._bound(rows)
+            statistics = stream_statistics(self.basis, self.x[rows], self.y[rows])
+            scaled = statistics.scaled(self.num_data / len(self.y[rows]))
+            return _bound(scaled, self.noise_variance(), self.covariance, None)
         return max(self._climb(rows, max(iterations // 4, 10)))
 
     def _refine(self, iterations: int) -> list[float]:
         """Go on from the current parameters with all rows of the search."""
         rows = slice(0, None)
-        if isinstance(self.basis, Tangible):
+        if self.has_jacobian:
             self._gauss_newton(rows, iterations)
             iterations = max(iterations // 3, 10)
         return self._climb(rows, iterations)
@@ -161,27 +167,20 @@ class _Search:
         """Every parameter, also frozen frequencies: they belong to a start."""
         return [*self.basis.parameters(), self.log_noise]
 
+    def _state(self) -> Tensor:
+        return parameters_to_vector(self._all()).detach().clone()
+
     def _set_noise(self, variance: float) -> None:
         with torch.no_grad():
             self.log_noise.fill_(math.log(max(variance, _NOISE_VARIANCE_RANGE[0])))
 
     def _gauss_newton(self, rows: slice, steps: int) -> None:
-        found = gauss_newton(self.basis, self.x[rows], self.y[rows], steps=steps)
-        self._set_noise(found.history[-1])
-
-    def _bound(self, rows: slice) -> float:
-        statistics = stream_statistics(self.basis, self.x[rows], self.y[rows])
-        factor = self.num_data / len(self.y[rows])
-        noise = self.noise_variance()
-        try:
-            bound = collapsed_bound(statistics.scaled(factor), noise, self.covariance)
-        except NumericalError:
-            return -math.inf
-        return float(bound.value)
+        errors = gauss_newton(self.basis, self.x[rows], self.y[rows], steps=steps)
+        self._set_noise(errors[-1])
 
     def _climb(self, rows: slice, iterations: int) -> list[float]:
         """Maximise the bound by L-BFGS; end at the best point seen, return all bounds seen."""
-        parameters = self.parameters()
+        parameters = [*self.basis.trained_parameters(), self.log_noise]
         x, y = self.x[rows], self.y[rows]
         history: list[float] = []
         best = parameters_to_vector(parameters).detach().clone()
@@ -190,7 +189,7 @@ class _Search:
             nonlocal best
             for parameter in parameters:
                 parameter.grad = torch.zeros_like(parameter)
-            bound = self._try_bound(x, y)
+            bound = self._bound_with_gradients(x, y)
             if bound > max(history, default=-math.inf):
                 best = parameters_to_vector(parameters).detach().clone()
             history.append(bound)
@@ -216,8 +215,8 @@ class _Search:
                 break
         return history
 
-    def _try_bound(self, x: Tensor, y: Tensor) -> float:
-        """The bound with gradients; far below all others, without gradients, if there is none."""
+    def _bound_with_gradients(self, x: Tensor, y: Tensor) -> float:
+        """Return a bound far below all others, without gradients, where there is none."""
         low, high = (math.log(limit) for limit in _NOISE_VARIANCE_RANGE)
         impossible = -1e6 * self.num_data
         if not low <= float(self.log_noise.detach()) <= high:
@@ -231,25 +230,23 @@ class _Search:
         return float(bound) if math.isfinite(float(bound)) else impossible
 
 
+def _bound(statistics: Statistics, noise: float, covariance: str, prior: Tensor | None) -> float:
+    try:
+        found = collapsed_bound(statistics, noise, covariance, prior_variance=prior)
+    except NumericalError:
+        return -math.inf
+    return float(found.value)
+
+
 def best_noise_variance(
-    statistics: Statistics,
-    first: float,
-    covariance: str,
-    *,
-    prior_variance: Tensor | None = None,
+    statistics: Statistics, first: float, covariance: str, *, prior_variance: Tensor | None = None
 ) -> float:
     """Return the noise variance that maximises the bound of given statistics, near ``first``."""
     low, high = (math.log(limit) for limit in _NOISE_VARIANCE_RANGE)
     centre, width = math.log(first), 1.0
 
     def bound(log_noise: float) -> float:
-        try:
-            found = collapsed_bound(
-                statistics, math.exp(log_noise), covariance, prior_variance=prior_variance
-            )
-        except NumericalError:
-            return -math.inf
-        return float(found.value)
+        return _bound(statistics, math.exp(log_noise), covariance, prior_variance)
 
     value = bound(centre)
     while width > 1e-4:  # a compass search: the bound is cheap and this cannot fail
@@ -260,6 +257,84 @@ def best_noise_variance(
         else:
             width /= 4
     return math.exp(centre)
+
+
+@torch.no_grad()
+def gauss_newton(basis: Basis, x: Tensor, y: Tensor, *, steps: int) -> list[float]:
+    """Fit ``basis`` in place to rows ``x (n, d)``, ``y (n,)``, at most ``steps`` accepted steps.
+
+    Returns:
+        The mean square residual at the start and after every step.
+    """
+    assert isinstance(basis, HasJacobian)
+    parameters = basis.shape_parameters()
+    statistics = stream_statistics(basis, x, y)
+    coefficients, error = _solve(statistics)
+    history, damping, idle = [error], 1e-3, 0
+    for _ in range(steps):
+        curvature, slope = _normal_equations(basis, x, y, coefficients, statistics.gram)
+        start = parameters_to_vector(parameters)
+        for _ in range(_TRIALS):
+            step = _damped_step(curvature, slope, damping)
+            vector_to_parameters(start + step, parameters)
+            statistics = stream_statistics(basis, x, y)
+            trial, trial_error = _solve(statistics)
+            if trial_error < error:
+                break
+            damping *= 10
+        else:
+            vector_to_parameters(start, parameters)
+            break
+        idle = idle + 1 if trial_error > (1 - _SMALL_GAIN) * error else 0
+        coefficients, error, damping = trial, trial_error, max(damping / 5, 1e-12)
+        history.append(error)
+        if idle == _PATIENCE:
+            break
+    # σ_f² such that the coefficients look like draws of their prior N(0, I)
+    basis.log_variance_parameter().add_(coefficients.square().mean().log())
+    return history
+
+
+def _ridged(gram: Tensor) -> Tensor:
+    return gram + _RIDGE * gram.diagonal().mean() * torch.eye(len(gram), dtype=torch.float64)
+
+
+def _solve(statistics: Statistics) -> tuple[Tensor, float]:
+    """Return the least squares coefficients and the mean square residual (infinite if none)."""
+    gram, projection, sum_squares, num_rows = statistics
+    factor, failed = torch.linalg.cholesky_ex(_ridged(gram))
+    if bool(failed) or not bool(torch.isfinite(factor).all()):
+        return torch.zeros_like(projection), float("inf")
+    coefficients = torch.cholesky_solve(projection.unsqueeze(-1), factor).squeeze(-1)
+    square = sum_squares - 2 * projection @ coefficients + coefficients @ gram @ coefficients
+    return coefficients, float(square) / num_rows
+
+
+def _normal_equations(
+    basis: HasJacobian, x: Tensor, y: Tensor, coefficients: Tensor, gram: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return ``JᵀPJ`` and ``JᵀPr`` at the current parameters, for ``gram = ΨᵀΨ``."""
+    assert isinstance(basis, Basis)
+    size = len(coefficients)
+    others = sum(parameter.numel() for parameter in basis.shape_parameters()) + 1
+    products = torch.zeros(others, size + others, dtype=torch.float64)  # [J, r]ᵀ [Ψ, J, r]
+    jacobian_of = basis.jacobian(coefficients)
+    for part_x, part_y in chunks(basis, x, y):
+        psi, jacobian = jacobian_of(part_x)
+        residual = part_y.double() - psi @ coefficients
+        columns = torch.cat([psi, jacobian, residual.unsqueeze(-1)], -1)
+        products.addmm_(columns[:, size:].T, columns)
+    to_psi, projected = products[:, :size], products[:, size:]
+    factor = torch.linalg.cholesky(_ridged(gram))
+    projected = projected - to_psi @ torch.cholesky_solve(to_psi.T, factor)
+    return projected[:-1, :-1], projected[:-1, -1]
+
+
+def _damped_step(curvature: Tensor, slope: Tensor, damping: float) -> Tensor:
+    scale = curvature.diagonal().mean() * torch.eye(len(slope), dtype=torch.float64)
+    step = torch.linalg.solve(curvature + damping * scale, slope)
+    shortened: Tensor = step * (_LONGEST_STEP / step.abs().max()).clamp_max(1)
+    return shortened
 
 
 def _check_data(x: Tensor, y: Tensor) -> None:

@@ -17,7 +17,7 @@ central limit theorem over ``D`` signs; small inputs are therefore padded to ``D
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import NamedTuple, final
+from typing import final
 
 import torch
 from torch import Tensor, nn
@@ -32,7 +32,7 @@ _LEAST_SIGNS = 64  # block size from which sums of signs are normal enough
 
 
 class Projection(nn.Module, ABC):
-    """A fixed linear map ``(..., d) → (..., J)``; its numbers are buffers, not parameters."""
+    """A linear map ``(..., d) → (..., J)``."""
 
     in_features: int
     num_frequencies: int
@@ -42,31 +42,39 @@ class Projection(nn.Module, ABC):
         check_last_dim("input", x, self.in_features)
         return self._project(x)
 
-    def dense(self) -> Tensor:
-        """Return ``Ω``, shape ``(d, J)``."""
-        buffer = next(b for b in self.buffers() if b.is_floating_point())
-        unit = torch.eye(self.in_features, dtype=buffer.dtype, device=buffer.device)
-        return self._project(unit)
+    def scaling(self, inverse_lengthscale: Tensor) -> Tensor:
+        """Turn ``1/ℓ (d,)`` into what :meth:`phases` needs, once for all rows."""
+        return inverse_lengthscale
 
-    @abstractmethod
+    def phases(self, x: Tensor, scaling: Tensor, dtype: torch.dtype) -> Tensor:
+        """Return ``x diag(1/ℓ) Ω``, shape ``(..., J)``, in ``dtype``, given :meth:`scaling`."""
+        phases: Tensor = self((x * scaling).to(dtype))
+        return phases
+
+    def learned_frequencies(self) -> list[nn.Parameter]:
+        """``Ω`` if it is trained, else nothing."""
+        return []
+
+    def restart(self, generator: torch.Generator) -> None:
+        """Draw new frequencies, if every start of a search has its own."""
+
+    @torch.no_grad()
     def rescale(self, scale: Tensor) -> None:
         """Multiply every frequency by its entry of ``scale (J,)``, in place."""
+        lengths = self._lengths()
+        lengths.mul_(functional.pad(scale, (0, lengths.shape[-1] - len(scale)), value=1.0))
+
+    @abstractmethod
+    def _lengths(self) -> Tensor:
+        """Return numbers ``(..., at least J)`` in proportion to which frequencies change."""
 
     @abstractmethod
     def _project(self, x: Tensor) -> Tensor: ...
 
-    def extra_repr(self) -> str:
-        """Show the sizes."""
-        return f"{self.in_features} → {self.num_frequencies} frequencies"
-
 
 @final
 class DenseProjection(Projection):
-    """``Ω`` as a matrix.
-
-    Args:
-        frequencies: ``Ω``, shape ``(d, J)``.
-    """
+    """``Ω`` as a matrix ``(d, J)``."""
 
     frequencies: Tensor
 
@@ -75,16 +83,20 @@ class DenseProjection(Projection):
         self.in_features, self.num_frequencies = frequencies.shape
         self.register_buffer("frequencies", frequencies)
 
-    def rescale(self, scale: Tensor) -> None:
-        """See :meth:`Projection.rescale`."""
-        self.frequencies.mul_(scale)
+    def _lengths(self) -> Tensor:
+        return self.frequencies
 
     def _project(self, x: Tensor) -> Tensor:
         return x @ self.frequencies
 
 
 class _BlockProjection(Projection):
-    """``K`` blocks of ``D`` frequencies share the padded input; the last one is trimmed."""
+    """``K`` blocks of ``D`` frequencies share the padded input; the last one is trimmed.
+
+    Args:
+        in_features, num_frequencies: ``d`` and ``J``.
+        generator: Source of randomness; ``None`` is torch's default generator.
+    """
 
     scale: Tensor  # S: (K, D)
 
@@ -94,10 +106,8 @@ class _BlockProjection(Projection):
         self.block_size = block_size
         self.vector_shape = (-(-num_frequencies // block_size), block_size)
 
-    def rescale(self, scale: Tensor) -> None:
-        """See :meth:`Projection.rescale`."""
-        excess = self.scale.numel() - len(scale)
-        self.scale.mul_(functional.pad(scale, (0, excess), value=1.0).view(self.vector_shape))
+    def _lengths(self) -> Tensor:
+        return self.scale.view(-1)
 
     def _project(self, x: Tensor) -> Tensor:
         padded = functional.pad(x, (0, self.block_size - self.in_features)).unsqueeze(-2)
@@ -110,13 +120,7 @@ class _BlockProjection(Projection):
 
 @final
 class FastfoodProjection(_BlockProjection):
-    """Blocks ``S H G Π H B`` in O(D log D) each: ``B`` signs, ``Π`` a permutation, ``G`` normal.
-
-    Args:
-        in_features: ``d``; ``D`` is the next power of two.
-        num_frequencies: ``J``.
-        generator: Source of randomness; ``None`` is torch's default generator.
-    """
+    """Blocks ``S H G Π H B`` in O(D log D) each: ``B`` signs, ``Π`` a permutation, ``G`` normal."""
 
     signs: Tensor
     permutation: Tensor
@@ -144,13 +148,7 @@ class FastfoodProjection(_BlockProjection):
 
 @final
 class StructuredProjection(_BlockProjection):
-    """Blocks ``S H S1 H S2 H S3`` of random signs in O(D log D) each, ``S`` of χ_D lengths.
-
-    Args:
-        in_features: ``d``; ``D`` is the next power of two, at least 64.
-        num_frequencies: ``J``.
-        generator: Source of randomness; ``None`` is torch's default generator.
-    """
+    """Blocks ``S H S1 H S2 H S3`` of random signs in O(D log D) each, ``S`` of χ_D lengths."""
 
     s1: Tensor
     s2: Tensor
@@ -169,15 +167,8 @@ class StructuredProjection(_BlockProjection):
         return structured_product(fwht(self.s3 * x), self.scale, self.s1, self.s2)
 
 
-class RandomFrequencies(NamedTuple):
-    """A projection, and independent normals ``(J, num_extra)`` that belong to its frequencies."""
-
-    projection: Projection
-    extra_normals: Tensor
-
-
 PROJECTIONS = ("iid", "orthogonal", "quasi", "fastfood", "structured")
-"""The names that ``projection=`` accepts."""
+"""The names that ``projection=`` accepts; the first three are stored as a matrix."""
 
 
 def draw_frequencies(
@@ -187,12 +178,11 @@ def draw_frequencies(
     *,
     num_extra: int = 0,
     generator: torch.Generator | None = None,
-) -> RandomFrequencies:
-    """Draw a projection in float64.
+) -> tuple[Projection, Tensor]:
+    """Draw one of :data:`PROJECTIONS`, and normals ``(J, num_extra)`` for a kernel; float64.
 
     Args:
-        name: One of :data:`PROJECTIONS`.
-        in_features, num_frequencies: ``d`` and ``J``.
+        name, in_features, num_frequencies: Kind, ``d`` and ``J``.
         num_extra: Further standard normals wanted with each frequency.
         generator: Source of randomness; ``None`` is torch's default generator.
     """
@@ -204,16 +194,17 @@ def draw_frequencies(
     d, J = in_features, num_frequencies
     if name == "quasi":
         points = _sobol_normals(J, d + num_extra, generator)
-        return RandomFrequencies(DenseProjection(points[:, :d].T.contiguous()), points[:, d:])
+        return DenseProjection(points[:, :d].T.contiguous()), points[:, d:]
     projection: Projection
     if name == "fastfood":
         projection = FastfoodProjection(d, J, generator)
     elif name == "structured":
         projection = StructuredProjection(d, J, generator)
+    elif name == "orthogonal":
+        projection = DenseProjection(_orthogonal(d, J, generator))
     else:
-        draw = _orthogonal if name == "orthogonal" else _independent
-        projection = DenseProjection(draw(d, J, generator))
-    return RandomFrequencies(projection, _normals((J, num_extra), generator))
+        projection = DenseProjection(_normals((d, J), generator))
+    return projection, _normals((J, num_extra), generator)
 
 
 def _normals(shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
@@ -235,10 +226,6 @@ def _permutations(num: int, size: int, generator: torch.Generator | None) -> Ten
     """One permutation per block, as indices into the flattened blocks, ``(num · size,)``."""
     ranks = torch.rand((num, size), generator=generator, dtype=torch.float64).argsort(-1)
     return (ranks + size * torch.arange(num).unsqueeze(-1)).flatten()
-
-
-def _independent(d: int, J: int, generator: torch.Generator | None) -> Tensor:
-    return _normals((d, J), generator)
 
 
 def _orthogonal(d: int, J: int, generator: torch.Generator | None) -> Tensor:

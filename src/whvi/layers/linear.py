@@ -98,7 +98,7 @@ class RandomAffine(BayesianLayer):
     def sample_weight(
         self, sample_shape: tuple[int, ...] = (), *, generator: torch.Generator | None = None
     ) -> Tensor:
-        """Draw weights of the shape that torch's layer has, after ``(*sample_shape, *batch_shape)``.
+        """Draw weights in the shape of torch's layer, after ``(*sample_shape, *batch_shape)``.
 
         With gradients; nothing is kept, whatever the sampler.
         """

@@ -126,7 +126,7 @@ def plot_risk_coverage(
     kept, mean = curves.risk_coverage(loss, uncertainty)
     shown = mean.sqrt() if risk == "rmse" else mean
     ax.axhline(shown[-1].item(), label="all rows", **REFERENCE)
-    ax.plot(kept, shown, label="surest rows", **MEAN)
+    ax.plot(kept, shown, label="most certain rows", **MEAN)
     start = min(int(0.05 * len(shown)), len(shown) - 1)  # a mean over few rows is mostly noise
     low, high = shown[start:].min().item(), shown[start:].max().item()
     margin = 0.1 * (high - low) or 0.1 * abs(high) or 0.1

@@ -12,8 +12,8 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from whvi.errors import ConfigError
-from whvi.gp.evaluation import block_rows
 from whvi.gp.features import RandomFeatures
+from whvi.gp.prediction import block_rows
 
 
 @final

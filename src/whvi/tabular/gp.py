@@ -1,7 +1,16 @@
-"""Gaussian process regression on tables of any length, as a scikit-learn estimator."""
+"""Gaussian process regression on tables of any length, as a scikit-learn estimator.
+
+``f(x) = φ(x)·w`` with random features ``φ`` (:mod:`whvi.gp.features`) and a Gaussian posterior of
+``w``, in closed form for Gaussian noise (:mod:`whvi.gp.collapsed`).
+"""
 
 from __future__ import annotations
 
+import os
+import platform
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
 from typing import Any, final
 
 import numpy as np
@@ -13,15 +22,89 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 
 from whvi._checks import check_positive_int
+from whvi.errors import ModelFileError, WhviError
+from whvi.gp.features import KERNELS, make_kernel
 from whvi.gp.model import RandomFeatureGP
 from whvi.gp.optimise import CollapsedFit
+from whvi.gp.projections import PROJECTIONS, Projection, draw_frequencies
 from whvi.predictive import Predictive
+from whvi.tabular.modelfile import ModelFile, read_model_file, write_model_file
 from whvi.tabular.regressor import ArrayInterval
 from whvi.training.process import keep_freed_memory
 
 _NUM_FEATURES = {"full": 1024, "mean-field": 1024, "whvi": 4096}
 _SEARCH_FEATURES = 512  # with which the hyper-parameters of a full posterior are found
 _SUBSET = 2000  # rows that choose the hyper-parameters
+_NOT_A_DESCRIPTION = (
+    *(KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError, RuntimeError),
+    WhviError,
+)
+
+
+@dataclass(frozen=True)
+class _Structure:
+    """What a fitted model is made of, as plain values from which it can be built again."""
+
+    in_features: int
+    num_features: int
+    kernel: str
+    projection: str
+    weights: str
+    covariance: str
+    seed: int
+
+    def build(self, projection: Projection | None = None) -> RandomFeatureGP:
+        """Make an untrained model, with drawn frequencies or the given ones."""
+        return RandomFeatureGP(
+            self.in_features,
+            self.num_features,
+            kernel=self.kernel,
+            projection=self.projection if projection is None else projection,
+            weights=self.weights,
+            covariance=self.covariance,
+            seed=self.seed,
+            dtype=torch.float32,
+        )
+
+    def restore(self, tensors: Mapping[str, Tensor]) -> RandomFeatureGP:
+        """Build the model around stored tensors.
+
+        A skeleton without memory is compared with the tensors first: a wrong description cannot
+        make us allocate more than the file holds.
+        """
+        shape = make_kernel(self.kernel).projection_shape(self.in_features, self.num_features)
+        # iid, orthogonal and quasi differ in nothing but how a matrix was drawn
+        dense = self.projection in PROJECTIONS[:3]
+        with torch.device("meta"):
+            empty, _ = draw_frequencies("iid" if dense else self.projection, *shape)
+            projection = empty.to(torch.float32)
+            skeleton = self.build(projection)
+        _check_tensors(skeleton.state_dict(), tensors)
+        model = self.build(projection)
+        model.load_state_dict(tensors, assign=True)
+        return model.requires_grad_(False)
+
+
+def _check_tensors(expected: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> None:
+    if expected.keys() != tensors.keys():
+        odd = sorted(expected.keys() ^ tensors.keys())
+        raise ModelFileError(f"tensors do not match the description of the model: {odd[:3]}")
+    for name, tensor in tensors.items():
+        form = (expected[name].dtype, tuple(expected[name].shape))
+        if (tensor.dtype, tuple(tensor.shape)) != form:
+            raise ModelFileError(
+                f"tensor {name} is {tensor.dtype} {tuple(tensor.shape)}, but the model needs "
+                f"{form[0]} {form[1]}"
+            )
+        if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
+            raise ModelFileError(f"tensor {name} holds values that are not finite")
+        if name in ("scaling.scale", "likelihood.target_scale") and not bool((tensor > 0).all()):
+            raise ModelFileError(f"tensor {name} holds values that are not above zero")
+        if name.endswith("permutation"):
+            blocks = tensor.view(expected[name.replace("permutation", "signs")].shape)
+            order = torch.arange(tensor.numel()).view(blocks.shape)
+            if not torch.equal(blocks.sort(-1).values, order):
+                raise ModelFileError(f"tensor {name} holds no permutation per block")
 
 
 @final
@@ -89,10 +172,10 @@ class WHVIGPRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]  # n
         keep_freed_memory()
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
         num_features = self.n_components or _NUM_FEATURES.get(self.weights, 1024)
-        model = self._model(x, num_features, seed)
-        search = model
+        structure = self._structure_of(x, num_features, seed)
+        search = model = structure.build()
         if self.weights == "full" and num_features > _SEARCH_FEATURES:
-            search = self._model(x, _SEARCH_FEATURES, seed)
+            search = self._structure_of(x, _SEARCH_FEATURES, seed).build()
         result = search.fit(
             x, targets, starts=self.n_restarts, iterations=self.max_iter, subset=_SUBSET
         )
@@ -102,11 +185,18 @@ class WHVIGPRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]  # n
         else:
             model.adopt(search)
             self.log_evidence_bound_ = model.condition(x, targets)
-        self.model_ = model.requires_grad_(False)
+        self.n_iter_ = max(1, len(result.history))
+        self._adopt(structure, model.requires_grad_(False))
+        return self
+
+    def _structure_of(self, x: Tensor, num_features: int, seed: int) -> _Structure:
+        options = (self.kernel, self.projection, self.weights, self.covariance)
+        return _Structure(x.shape[1], num_features, *options, seed)
+
+    def _adopt(self, structure: _Structure, model: RandomFeatureGP) -> None:
+        self._structure, self.model_ = structure, model
         self.lengthscale_ = model.lengthscale.numpy()
         self.noise_std_ = float(model.noise_std)
-        self.n_iter_ = max(1, len(result.history))
-        return self
 
     def predict(
         self, X: Any, return_std: bool = False
@@ -114,7 +204,7 @@ class WHVIGPRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]  # n
         """Return the mean ``(N,)``, and with ``return_std`` the standard deviation of targets."""
         x = self._rows(X)
         if return_std:
-            moments = self.model_.predict_function(x)
+            moments = self.model_.function_moments(x)
             return moments.mean.numpy(), (moments.variance + self.noise_std_**2).sqrt().numpy()
         mean: NDArray[np.float64] = self.model_.predict_mean(x).numpy()
         return mean
@@ -122,19 +212,19 @@ class WHVIGPRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]  # n
     def predict_dist(self, X: Any) -> Predictive:
         """Return the predictive distribution: mean, std, epistemic, aleatoric, quantiles, …."""
         x = self._rows(X)
-        return self.model_.predict(x)
+        return self.model_.predictive(x)
 
     def predict_interval(self, X: Any, level: float = 0.9) -> ArrayInterval:
         """Return arrays (lower, upper), ``(N,)`` each, that hold a target with this probability."""
         lower, upper = self.predict_dist(X).interval(level)
         return ArrayInterval(lower.numpy(), upper.numpy())
 
-    def sample_y(self, X: Any, n_samples: int = 1, random_state: Any = 0) -> NDArray[np.float64]:
-        """Draw targets, shape ``(N, n_samples)``: draws of the function, and noise per row."""
+    def sample_y(self, X: Any, num_draws: int = 1, random_state: Any = 0) -> NDArray[np.float64]:
+        """Draw targets, shape ``(N, num_draws)``: draws of the function, and noise per row."""
         x = self._rows(X)
         seed = int(check_random_state(random_state).randint(2**31 - 1))
         generator = torch.Generator().manual_seed(seed)
-        values = self.model_.draw_functions(n_samples, generator=generator)(x)
+        values = self.model_.draw_functions(num_draws, generator=generator)(x)
         noise = torch.randn(values.shape, generator=generator, dtype=values.dtype)
         samples: NDArray[np.float64] = (values + self.noise_std_ * noise).T.contiguous().numpy()
         return samples
@@ -145,18 +235,85 @@ class WHVIGPRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]  # n
         gradient: NDArray[np.float64] = self.model_.gradient(x).numpy()
         return gradient
 
-    def _model(self, x: Tensor, num_features: int, seed: int) -> RandomFeatureGP:
-        return RandomFeatureGP(
-            x.shape[1],
-            num_features,
-            kernel=self.kernel,
-            projection=self.projection,
-            weights=self.weights,
-            covariance=self.covariance,
-            seed=seed,
-            dtype=torch.float32,
-        )
-
     def _rows(self, X: Any) -> Tensor:
         check_is_fitted(self)
         return torch.tensor(validate_data(self, X, dtype=np.float64, reset=False))
+
+    # Files ---------------------------------------------------------------------------------
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the fitted estimator to one file that holds no code; see ``docs/file_format.md``.
+
+        Raises:
+            ModelFileError: The file cannot be written; what was there before is untouched.
+        """
+        check_is_fitted(self)
+        if self._structure.kernel not in KERNELS:
+            raise ModelFileError(f"only kernels with a name are stored, not {self.kernel!r}")
+        names = getattr(self, "feature_names_in_", None)
+        document = {
+            "estimator": type(self).__name__,
+            "parameters": {k: _plain(v) for k, v in self.get_params(deep=False).items()},
+            "model": asdict(self._structure),
+            "feature_names": None if names is None else names.tolist(),
+            "training": {"log_evidence_bound": self.log_evidence_bound_, "n_iter": self.n_iter_},
+            "versions": {
+                "whvi": version("whvi"),
+                "torch": torch.__version__,
+                "numpy": np.__version__,
+                "python": platform.python_version(),
+            },
+        }
+        write_model_file(path, self.model_.state_dict(), document)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> WHVIGPRegressor:
+        """Read an estimator that :meth:`save` wrote; it predicts the same, bit for bit.
+
+        Raises:
+            ModelFileError: The file is damaged, inconsistent, of another version or of another
+                estimator.
+        """
+        return cls.from_content(read_model_file(path))
+
+    @classmethod
+    def from_content(cls, content: ModelFile) -> WHVIGPRegressor:
+        """Rebuild the estimator from the content of a model file, verifying it."""
+        name = content.document.get("estimator")
+        if name != cls.__name__:
+            raise ModelFileError(f"the file holds a {name!r:.80}, not a {cls.__name__}")
+        try:
+            return cls._restored(*content)
+        except ModelFileError:
+            raise
+        except _NOT_A_DESCRIPTION as error:
+            raise ModelFileError(
+                f"the description in the file is not usable: {type(error).__name__}: {error}"
+            ) from error
+
+    @classmethod
+    def _restored(
+        cls, tensors: Mapping[str, Tensor], document: Mapping[str, Any]
+    ) -> WHVIGPRegressor:
+        known = set(cls._get_param_names())
+        parameters = document["parameters"].items()
+        estimator = cls(**{name: value for name, value in parameters if name in known})
+        structure, names = _Structure(**document["model"]), document["feature_names"]
+        estimator._adopt(structure, structure.restore(tensors))
+        if not np.isfinite([*estimator.lengthscale_, estimator.noise_std_]).all():
+            raise ModelFileError("lengthscales or noise are not finite")
+        estimator.log_evidence_bound_ = float(document["training"]["log_evidence_bound"])
+        check_positive_int("n_iter", document["training"]["n_iter"])
+        estimator.n_iter_ = document["training"]["n_iter"]
+        estimator.n_features_in_ = structure.in_features
+        if names is not None:
+            if len(names) != structure.in_features or not all(isinstance(n, str) for n in names):
+                raise ModelFileError(f"the file does not name its {structure.in_features} columns")
+            estimator.feature_names_in_ = np.array(names, dtype=object)
+        return estimator
+
+
+def _plain(value: Any) -> Any:
+    """Return a parameter as a JSON value; random generators are not kept."""
+    value = value.item() if isinstance(value, np.generic) else value
+    return value if isinstance(value, bool | int | float | str) else None

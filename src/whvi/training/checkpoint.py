@@ -176,7 +176,7 @@ def resumed(
             if now or state.step % every_steps == 0:
                 tensors = state.tensors()
                 if writes:
-                    metadata = state.metadata() | {"fingerprint": fingerprint}
-                    store.save(state.step, tensors, metadata)
+                    metadata = {"step": state.step, "history": state.history.as_dict()}
+                    store.save(state.step, tensors, metadata | {"fingerprint": fingerprint})
 
         yield keep

@@ -37,7 +37,7 @@ Callback = Callable[[StepRecord], None]
 
 _VALIDATION_DRAWS = 16
 _VALIDATION_ROWS = 4096
-_FORMAT_VERSION = 2  # of checkpoints: raise it when names or meanings in them change
+_FORMAT_VERSION = 3  # of checkpoints: raise it when names or meanings in them change
 
 
 def fit(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, final
 
 import torch
@@ -70,17 +70,9 @@ class TrainingState:
         """Refuse weights that are not finite, naming the first."""
         check_finite_tensors("the value", self.weights().items(), self.step)
 
-    @contextlib.contextmanager
-    def averaged_weights(self) -> Iterator[None]:
+    def averaged_weights(self) -> contextlib.AbstractContextManager[object]:
         """Let the model have its averaged weights, if there are such, inside the block."""
-        if self.average is None:
-            yield
-            return
-        self.average.swap()
-        try:
-            yield
-        finally:
-            self.average.swap()
+        return contextlib.nullcontext() if self.average is None else self.average
 
     def conclude(self) -> None:
         """Leave the model with the weights to use: the best, else the average, else the last."""
@@ -99,13 +91,9 @@ class TrainingState:
         generators = gather_rows(self.generator.get_state(), self.ranks)
         return {**self._live(), **_prefixed("adam", self.adam.tensors()), "generators": generators}
 
-    def metadata(self) -> dict[str, Any]:
-        """Return step and history, ready for JSON."""
-        return {"step": self.step, "history": self.history.as_dict()}
-
     @torch.no_grad()
     def restore(self, tensors: Mapping[str, Tensor], metadata: Mapping[str, Any]) -> None:
-        """Become the state that :meth:`tensors` and :meth:`metadata` described."""
+        """Become the state of :meth:`tensors`, with ``step`` and ``history`` of ``metadata``."""
         self.step = metadata["step"]
         self.history = History(**metadata["history"])
         for name, target in self._live().items():
@@ -151,8 +139,8 @@ class Copies:
 
 
 @final
-class WeightAverage:
-    r"""Exponential moving average of the weights.
+class WeightAverage(contextlib.AbstractContextManager["WeightAverage"]):
+    r"""Exponential moving average of the weights, which the model has inside a ``with`` block.
 
     ``ā_t = d_t ā_{t−1} + (1 − d_t) θ_t`` with ``d_t = min(decay, (t − 1) / t)``: the plain average
     of all weights so far until that is shorter than the exponential window, so that the initial
@@ -177,6 +165,13 @@ class WeightAverage:
         self.copies.restore()
         for average, weight in zip(self._averages, weights.values.values(), strict=True):
             average.copy_(weight)
+
+    def __enter__(self) -> WeightAverage:
+        self.swap()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.swap()
 
 
 @final

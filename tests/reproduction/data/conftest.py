@@ -9,16 +9,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from reproduction.data import CATALOGUE, catalogue
-from reproduction.data.catalogue import FileRecord
+from reproduction.data import CATALOGUE, uci
+from reproduction.data.fetch import FileRecord
 
 
 @pytest.fixture
 def fake_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A made-up yacht set in the real layout, which the catalogue takes for the true one."""
     entry = CATALOGUE["yacht"]
-    root = tmp_path / "UCI_Datasets"
-    folder = root / entry.folder / "data"
+    folder = tmp_path / "UCI_Datasets" / entry.folder / "data"
     folder.mkdir(parents=True)
     rng = np.random.default_rng(0)
     table = rng.normal(size=(entry.num_rows, entry.num_columns + 1))
@@ -38,9 +37,9 @@ def fake_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (folder / name).write_text(text)
         data = text.encode()
         records.append(FileRecord(entry.path(name), len(data), hashlib.sha256(data).hexdigest()))
-    monkeypatch.setattr(catalogue, "_manifest", lambda: tuple(records))
+    monkeypatch.setattr(uci, "_manifest", lambda: tuple(records))
     monkeypatch.delenv("WHVI_DATA", raising=False)
-    return root
+    return tmp_path
 
 
 Respond = Callable[[BaseHTTPRequestHandler], None]

@@ -5,18 +5,15 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import socket
-import sys
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
+import pooch
 import pytest
 
 from reproduction.data import DownloadError
-from reproduction.data.catalogue import FileRecord
-from reproduction.data.fetch import fetch_files
-from whvi.errors import DataError, MissingDependencyError
-
-pytest.importorskip("pooch")
+from reproduction.data.fetch import FileRecord, fetch_files
+from whvi.errors import DataError
 
 CONTENT = b"0.5 1.5\n" * 5000
 GOOD = FileRecord("yacht/data/data.txt", len(CONTENT), hashlib.sha256(CONTENT).hexdigest())
@@ -92,8 +89,8 @@ def test_a_good_file_arrives_and_is_not_fetched_twice(serve, tmp_path):
 
     url = serve(respond)
     for _ in range(2):
-        folder = fetch_files([GOOD], base_url=url, cache=tmp_path)
-        assert (folder / GOOD.path).read_bytes() == CONTENT
+        fetch_files([GOOD], tmp_path, base_url=url)
+        assert (tmp_path / GOOD.path).read_bytes() == CONTENT
     assert calls == ["/" + GOOD.path]
 
 
@@ -101,7 +98,7 @@ def test_a_damaged_file_in_the_cache_is_replaced(serve, tmp_path):
     path = tmp_path / GOOD.path
     path.parent.mkdir(parents=True)
     path.write_bytes(b"damaged")
-    fetch_files([GOOD], base_url=serve(respond_well), cache=tmp_path)
+    fetch_files([GOOD], tmp_path, base_url=serve(respond_well))
     assert path.read_bytes() == CONTENT
 
 
@@ -114,7 +111,7 @@ def test_what_is_wrong_is_refused_and_the_cache_unchanged(serve, tmp_path, respo
         (tmp_path / GOOD.path).write_bytes(before)
     old = snapshot(tmp_path)
     with pytest.raises(DownloadError, match=r"yacht/data/data\.txt"):
-        fetch_files([GOOD], base_url=serve(respond), cache=tmp_path)
+        fetch_files([GOOD], tmp_path, base_url=serve(respond))
     assert snapshot(tmp_path) == old
 
 
@@ -131,7 +128,7 @@ def test_an_endless_download_is_cut_off(serve, tmp_path):
                 num_sent += 1
 
     with pytest.raises(DownloadError, match="larger than its 40000 bytes"):
-        fetch_files([GOOD], base_url=serve(respond), cache=tmp_path)
+        fetch_files([GOOD], tmp_path, base_url=serve(respond))
     assert num_sent < 1000  # what the buffers of the two sockets hold, and no more
     assert snapshot(tmp_path) == {}
 
@@ -142,14 +139,14 @@ def test_offline_says_what_to_do_and_leaves_the_cache(tmp_path, monkeypatch):
         unused.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{unused.getsockname()[1]}"
         with pytest.raises(DownloadError, match=r"without a network.*WHVI_DATA"):
-            fetch_files([GOOD], base_url=url, cache=tmp_path)
+            fetch_files([GOOD], tmp_path, base_url=url)
     assert snapshot(tmp_path) == {}
 
 
 def test_an_unwritable_cache_is_a_download_error(serve, tmp_path):
     (tmp_path / "file").write_text("not a folder")
     with pytest.raises(DownloadError):
-        fetch_files([GOOD], base_url=serve(respond_well), cache=tmp_path / "file")
+        fetch_files([GOOD], tmp_path / "file", base_url=serve(respond_well))
 
 
 def test_download_errors_are_data_errors_and_os_errors():
@@ -157,24 +154,8 @@ def test_download_errors_are_data_errors_and_os_errors():
     assert issubclass(DownloadError, OSError)
 
 
-def test_without_pooch_the_message_says_what_to_install(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "pooch", None)
-    with pytest.raises(MissingDependencyError, match="pip install"):
-        fetch_files([GOOD], base_url="http://127.0.0.1", cache=tmp_path)
-
-
-def test_progress_bar_goes_to_stderr(serve, tmp_path, capsys):
-    pytest.importorskip("rich")
-    fetch_files([GOOD], base_url=serve(respond_well), cache=tmp_path, progress=True)
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert "Downloading" in err
-
-
 def test_the_logger_of_pooch_is_put_back(serve, tmp_path, capsys):
-    import pooch
-
     level = pooch.get_logger().level
-    fetch_files([GOOD], base_url=serve(respond_well), cache=tmp_path)
+    fetch_files([GOOD], tmp_path, base_url=serve(respond_well))
     assert pooch.get_logger().level == level
     assert capsys.readouterr().err == ""

@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reproduction.data import Split, count_duplicates, k_folds, random_splits, stack_replicas
+from reproduction.data import count_duplicates, random_splits, stack_replicas
 from reproduction.data import train_validation_split as inner_split
-from whvi.errors import ConfigError, DataError, ShapeError
+from whvi.errors import ConfigError, DataError
 
 FROZEN_TEST = [4]
 FROZEN_INNER = [4, 6, 2]
@@ -41,19 +41,6 @@ def test_random_splits_are_disjoint_complete_and_pure(num_rows, num_splits, seed
 @given(rows, fractions, seeds)
 def test_inner_split_is_a_partition(num_rows, fraction, seed):
     assert_partition(inner_split(num_rows, fraction, seed), num_rows)
-
-
-@settings(max_examples=50, deadline=None)
-@given(st.data(), rows, seeds)
-def test_folds_test_every_row_once(data, num_rows, seed):
-    num_folds = data.draw(st.integers(2, min(num_rows, 20)))
-    folds = k_folds(num_rows, num_folds, seed)
-    for fold in folds:
-        assert_partition(fold, num_rows)
-    tested = np.sort(np.concatenate([fold.test for fold in folds]))
-    np.testing.assert_array_equal(tested, np.arange(num_rows))
-    sizes = [len(fold.test) for fold in folds]
-    assert max(sizes) - min(sizes) <= 1
 
 
 def test_ninety_ten():
@@ -90,8 +77,6 @@ def test_frozen_example_guards_published_results():
         (lambda: random_splits(10, 1, 0, test_fraction=0.0), ConfigError),
         (lambda: random_splits(10, 1, 0, test_fraction=1.0), ConfigError),
         (lambda: random_splits(10, 1, 0, test_fraction=float("nan")), ConfigError),
-        (lambda: k_folds(3, 4, 0), ConfigError),
-        (lambda: k_folds(3, 1, 0), ConfigError),
         (lambda: inner_split(10, 2.0, 0), ConfigError),
     ],
 )
@@ -116,11 +101,6 @@ def test_count_duplicates_against_brute_force():
     assert count_duplicates(train, test) == brute
 
 
-def test_count_duplicates_refuses_other_widths():
-    with pytest.raises(ShapeError, match=r"\(3, 2\) and \(3, 1\)"):
-        count_duplicates(np.ones((3, 2)), np.ones((3, 1)))
-
-
 def test_stacked_replicas_are_the_rows_of_each_split():
     x, y = np.arange(40.0).reshape(20, 2), np.arange(20.0)
     splits = random_splits(20, 3, 0)
@@ -133,17 +113,3 @@ def test_stacked_replicas_are_the_rows_of_each_split():
         np.testing.assert_array_equal(stacked.y_test[k], y[test])
     stacked.x_train[:] = 0  # copies: the table is left alone
     assert x[1, 1] == 3.0
-
-
-def test_replicas_refuse_what_cannot_be_stacked():
-    x, y = np.ones((10, 2)), np.ones(10)
-    with pytest.raises(ShapeError, match=r"parts of \[6, 7\] rows"):
-        stack_replicas(x, y, k_folds(10, 3, 0))
-    with pytest.raises(DataError, match=r"rows 0 … 19, the table has 0 … 9"):
-        stack_replicas(x, y, random_splits(20, 8, 0))
-    with pytest.raises(DataError, match="rows -1"):
-        stack_replicas(x, y, [Split(np.array([-1, 2]), np.array([0]))])
-    with pytest.raises(ShapeError, match=r"\(10, 2\) and \(10, 1\)"):
-        stack_replicas(x, y[:, None], random_splits(10, 1, 0))
-    with pytest.raises(ConfigError, match="empty"):
-        stack_replicas(x, y, [])
