@@ -16,7 +16,7 @@ from tests.cli.small_tables import QUICK
 from whvi.cli import main
 from whvi.cli.commands import TableOptions, model_columns
 from whvi.metrics import rmse
-from whvi.tabular import load_model
+from whvi.tabular import WHVIGPRegressor, load_model
 
 
 def table(text):
@@ -183,3 +183,14 @@ def test_an_interrupt_is_130(files, monkeypatch, capsys):
     monkeypatch.setattr("whvi.cli.commands.load_predictor", interrupted)
     assert main(["predict", files["house"], files["new"]]) == 130
     assert capsys.readouterr().err == "interrupted\n"
+
+
+def test_a_gaussian_process_is_no_model_of_the_command(files, tmp_path, capsys):
+    x = np.random.default_rng(0).normal(size=(20, 2))
+    model = WHVIGPRegressor(16, max_iter=2, random_state=0).fit(x, x[:, 0])
+    path = str(tmp_path / "gp.whvi")
+    model.save(path)
+    np.testing.assert_array_equal(load_model(path).predict(x), model.predict(x))
+    for call in (["predict", path, files["new"]], ["info", path], ["evaluate", path, files["new"]]):
+        assert main(call) == 2
+        assert "holds a 'WHVIGPRegressor'" in capsys.readouterr().err

@@ -58,8 +58,8 @@ def evaluate_table(
     """Print scores as a table, or as JSON."""
     check_level(level)
     predictor = load_predictor(model_file)
-    x, y = judged_rows(predictor, source, options)
-    scores = score(predictor, x, y, level)
+    x, y = _judged_rows(predictor, source, options)
+    scores = _score(predictor, x, y, level)
     print(json.dumps(_plain(scores), indent=1) if as_json else "\n".join(_score_lines(scores)))
 
 
@@ -71,15 +71,14 @@ def report_table(
 
     check_level(level)
     check_output(output, [model_file, source])
-    model = load_model(model_file)
-    x, y = judged_rows(load_predictor(model_file), source, options)
+    x, y = _judged_rows(load_predictor(model_file), source, options)
     name = "standard input" if source == STREAM else os.path.basename(source)
-    page = build_report(model, x, y, source=name, main_level=level)
+    page = build_report(load_model(model_file), x, y, source=name, main_level=level)
     with open_output(output) as stream:
         stream.write(page)
 
 
-def judged_rows(
+def _judged_rows(
     predictor: Predictor, source: str, options: TableOptions
 ) -> tuple[pd.DataFrame, np.ndarray]:
     """Read inputs and true values: numbers for a regression, labels for a classification."""
@@ -92,7 +91,7 @@ def judged_rows(
     return x, labels.astype(bool) if schema.target_kind == "boolean" else labels
 
 
-def score(predictor: Predictor, x: pd.DataFrame, y: np.ndarray, level: float) -> dict[str, Any]:
+def _score(predictor: Predictor, x: pd.DataFrame, y: np.ndarray, level: float) -> dict[str, Any]:
     """Score predictions for ``x`` against ``y``, as plain values."""
     from whvi.report.scores import label_numbers, score_labels, score_regression
 
@@ -132,11 +131,12 @@ def describe_model(model_file: str, *, as_json: bool) -> None:
     if as_json:
         print(json.dumps(read_model_file(model_file).document, indent=1))
         return
+    columns = load_predictor(model_file).schema.columns  # refuses models of another kind
     model = load_model(model_file)
     size = Path(model_file).stat().st_size
     lines = [f"{name:<34}{value}" for name, value in model_card(model)]
     lines += [f"{'size of the file':<34}{size / 1000:,.0f} kB", "", "columns"]
-    lines += [f"  {column.name:<32}{_describe(column)}" for column in model.schema_.columns]
+    lines += [f"  {column.name:<32}{_describe(column)}" for column in columns]
     lines += ["", str(summary(model.model_))]
     print("\n".join(lines))
 

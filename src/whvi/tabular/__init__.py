@@ -23,7 +23,9 @@ from whvi.tabular.regressor import WHVIRegressor
 __all__ = ["FastfoodFeatures", "WHVIClassifier", "WHVIGPRegressor", "WHVIRegressor", "load_model"]
 
 
-def load_model(path: str | os.PathLike[str]) -> WHVIRegressor | WHVIClassifier:
+def load_model(
+    path: str | os.PathLike[str],
+) -> WHVIRegressor | WHVIClassifier | WHVIGPRegressor:
     """Load the fitted estimator that a model file holds, whichever class it is of.
 
     Raises:
@@ -31,7 +33,10 @@ def load_model(path: str | os.PathLike[str]) -> WHVIRegressor | WHVIClassifier:
     """
     content = read_model_file(path)
     name = content.document.get("estimator")
-    for estimator in (WHVIRegressor, WHVIClassifier):
-        if name == estimator.__name__:
-            return estimator.from_content(content)
+    if name == WHVIRegressor.__name__:
+        return WHVIRegressor.from_content(content)
+    if name == WHVIClassifier.__name__:
+        return WHVIClassifier.from_content(content)
+    if name == WHVIGPRegressor.__name__:
+        return WHVIGPRegressor.from_content(content)
     raise ModelFileError(f"{path} holds an unknown estimator: {name!r:.80}")

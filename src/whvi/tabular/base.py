@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import time
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -26,14 +26,7 @@ from whvi.errors import ConfigError, DataError, ModelFileError
 from whvi.predictive import Predictive
 from whvi.tabular.calibration import calibrate
 from whvi.tabular.inputs import Kind, Standardizer, TableSchema
-from whvi.tabular.modelfile import (
-    ModelFile,
-    load_tensors,
-    predictor_of,
-    read_model_file,
-    refusing_false_descriptions,
-    write_model_file,
-)
+from whvi.tabular.modelfile import ModelFile, SavedModel, load_tensors, predictor_of
 from whvi.tabular.predictor import Architecture, Functions, Predictor, threads_for
 from whvi.tabular.training import FEW_ROWS, Plan, Session, Trained, plan_for, train_ensemble
 from whvi.training.history import History, StepRecord
@@ -43,7 +36,6 @@ _MIN_NLL_GAIN = 0.05
 """Nats per held-out row by which a later candidate must win: a second head costs the first one."""
 
 _SUMMARIES = ("training_summary_", "candidates_", "noise_factor_")
-_PLAIN = (bool, int, float, str, type(None))
 
 Callback = Callable[[StepRecord], None]
 Self = TypeVar("Self", bound="WHVIEstimator")
@@ -75,7 +67,7 @@ class _Candidate(NamedTuple):
     noise_factor: float
 
 
-class WHVIEstimator(BaseEstimator, ABC):  # type: ignore[misc]  # scikit-learn has no types
+class WHVIEstimator(SavedModel, BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
     """A Bayesian ensemble behind scikit-learn's interface; see its two subclasses."""
 
     hidden_layer_sizes: int | Sequence[int] | None
@@ -242,62 +234,29 @@ class WHVIEstimator(BaseEstimator, ABC):  # type: ignore[misc]  # scikit-learn h
 
     # Files -------------------------------------------------------------------------------------
 
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the fitted estimator to one file that holds no code; see ``docs/file_format.md``.
-
-        Raises:
-            ModelFileError: The file cannot be written; what was there before is untouched.
-        """
-        check_is_fitted(self, "model_")
+    def _content(self) -> ModelFile:
         tensors = {f"model.{name}": value for name, value in self.model_.state_dict().items()}
-        document = {
-            "estimator": type(self).__name__,
-            "parameters": {k: _plain(v) for k, v in self.get_params(deep=False).items()},
-            **self._predictor.document(),
-            "training": {
-                **{name.rstrip("_"): getattr(self, name) for name in _SUMMARIES},
-                "history": asdict(self.history_),
-            },
-        }
-        write_model_file(path, {**tensors, **self._predictor.tensors()}, document)
+        training = {name.rstrip("_"): getattr(self, name) for name in _SUMMARIES}
+        training["history"] = asdict(self.history_)
+        document = {**self._predictor.document(), "training": training}
+        return ModelFile({**tensors, **self._predictor.tensors()}, document)
 
-    @classmethod
-    def load(cls: type[Self], path: str | os.PathLike[str]) -> Self:
-        """Read an estimator that :meth:`save` wrote; it predicts the same, bit for bit.
-
-        Raises:
-            ModelFileError: The file is damaged, does not fit its description, or holds a model of
-                another version or class.
-        """
-        return cls.from_content(read_model_file(path))
-
-    @classmethod
-    @refusing_false_descriptions()
-    def from_content(cls: type[Self], content: ModelFile) -> Self:
-        """Rebuild the estimator from the content of a model file, verifying it."""
-        tensors, document = content
-        if document.get("estimator") != cls.__name__:
-            name = document.get("estimator")
-            raise ModelFileError(f"the file holds a {name!r:.80}, not a {cls.__name__}")
+    def _restore(self, content: ModelFile) -> None:
         predictor = predictor_of(content)
-        others = {name.split(".")[0] for name in tensors}
+        others = {name.split(".")[0] for name in content.tensors}
         others -= {"model", "functions", "likelihood", "inputs"}
         if others:
             raise ModelFileError(f"unknown tensors: {sorted(others)[:3]}")
         with torch.device("meta"):
             model, _ = predictor.architecture.build()
-        load_tensors("model", model, tensors)
-        known = set(cls._get_param_names())
-        given = {k: v for k, v in document["parameters"].items() if k in known}
-        estimator = cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in given.items()})
+        load_tensors("model", model, content.tensors)
+        training, columns = content.document["training"], predictor.schema.columns
         for attribute in _SUMMARIES:
-            setattr(estimator, attribute, document["training"][attribute.rstrip("_")])
-        estimator._adopt(predictor, model, History(**document["training"]["history"]))
-        schema = predictor.schema
-        estimator.n_features_in_ = len(schema.columns)
-        if schema.named:
-            estimator.feature_names_in_ = np.array([c.name for c in schema.columns], dtype=object)
-        return estimator
+            setattr(self, attribute, training[attribute.rstrip("_")])
+        self._adopt(predictor, model, History(**training["history"]))
+        self.n_features_in_ = len(columns)
+        if predictor.schema.named:
+            self.feature_names_in_ = np.array([c.name for c in columns], dtype=object)
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -380,14 +339,3 @@ def _summary(trained: Trained, plan: Plan, num_rows: int) -> dict[str, Any]:
 def _json(value: float) -> float | None:
     """NaN, which JSON does not know, becomes null."""
     return value if math.isfinite(value) else None
-
-
-def _plain(value: Any) -> Any:
-    """Return a parameter as a JSON value; random generators are not kept."""
-    if isinstance(value, np.generic):
-        value = value.item()
-    if isinstance(value, _PLAIN):
-        return value
-    if isinstance(value, list | tuple | np.ndarray):
-        return [int(entry) for entry in value]
-    return None

@@ -6,11 +6,8 @@
 
 from __future__ import annotations
 
-import os
-import platform
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from importlib.metadata import version
 from typing import Any, final
 
 import numpy as np
@@ -22,23 +19,19 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 
 from whvi._checks import check_positive_int
-from whvi.errors import ModelFileError, WhviError
+from whvi.errors import ModelFileError
 from whvi.gp.features import KERNELS, make_kernel
 from whvi.gp.model import RandomFeatureGP
 from whvi.gp.optimise import CollapsedFit
 from whvi.gp.projections import PROJECTIONS, Projection, draw_frequencies
 from whvi.predictive import Predictive
-from whvi.tabular.modelfile import ModelFile, read_model_file, write_model_file
+from whvi.tabular.modelfile import ModelFile, SavedModel, check_tensors
 from whvi.tabular.regressor import ArrayInterval
 from whvi.training.process import keep_freed_memory
 
 _NUM_FEATURES = {"full": 1024, "mean-field": 1024, "whvi": 4096}
 _SEARCH_FEATURES = 512  # with which the hyper-parameters of a full posterior are found
 _SUBSET = 2000  # rows that choose the hyper-parameters
-_NOT_A_DESCRIPTION = (
-    *(KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError, RuntimeError),
-    WhviError,
-)
 
 
 @dataclass(frozen=True)
@@ -79,36 +72,24 @@ class _Structure:
             empty, _ = draw_frequencies("iid" if dense else self.projection, *shape)
             projection = empty.to(torch.float32)
             skeleton = self.build(projection)
-        _check_tensors(skeleton.state_dict(), tensors)
+        check_tensors(skeleton.state_dict(), tensors)
+        _check_permutations(skeleton.state_dict(), tensors)
         model = self.build(projection)
         model.load_state_dict(tensors, assign=True)
         return model.requires_grad_(False)
 
 
-def _check_tensors(expected: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> None:
-    if expected.keys() != tensors.keys():
-        odd = sorted(expected.keys() ^ tensors.keys())
-        raise ModelFileError(f"tensors do not match the description of the model: {odd[:3]}")
-    for name, tensor in tensors.items():
-        form = (expected[name].dtype, tuple(expected[name].shape))
-        if (tensor.dtype, tuple(tensor.shape)) != form:
-            raise ModelFileError(
-                f"tensor {name} is {tensor.dtype} {tuple(tensor.shape)}, but the model needs "
-                f"{form[0]} {form[1]}"
-            )
-        if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
-            raise ModelFileError(f"tensor {name} holds values that are not finite")
-        if name in ("scaling.scale", "likelihood.target_scale") and not bool((tensor > 0).all()):
-            raise ModelFileError(f"tensor {name} holds values that are not above zero")
+def _check_permutations(expected: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> None:
+    for name in expected:
         if name.endswith("permutation"):
-            blocks = tensor.view(expected[name.replace("permutation", "signs")].shape)
-            order = torch.arange(tensor.numel()).view(blocks.shape)
+            blocks = tensors[name].view(expected[name.replace("permutation", "signs")].shape)
+            order = torch.arange(blocks.numel()).view(blocks.shape)
             if not torch.equal(blocks.sort(-1).values, order):
                 raise ModelFileError(f"tensor {name} holds no permutation per block")
 
 
 @final
-class WHVIGPRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]  # no types there
+class WHVIGPRegressor(RegressorMixin, SavedModel, BaseEstimator):  # type: ignore[misc]  # no types there
     """Gaussian process regression by random features; time and memory are linear in the rows.
 
     Inputs and targets are standardised inside; predictions are in the units of the targets.
@@ -241,79 +222,28 @@ class WHVIGPRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]  # n
 
     # Files ---------------------------------------------------------------------------------
 
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the fitted estimator to one file that holds no code; see ``docs/file_format.md``.
-
-        Raises:
-            ModelFileError: The file cannot be written; what was there before is untouched.
-        """
-        check_is_fitted(self)
+    def _content(self) -> ModelFile:
         if self._structure.kernel not in KERNELS:
             raise ModelFileError(f"only kernels with a name are stored, not {self.kernel!r}")
         names = getattr(self, "feature_names_in_", None)
         document = {
-            "estimator": type(self).__name__,
-            "parameters": {k: _plain(v) for k, v in self.get_params(deep=False).items()},
             "model": asdict(self._structure),
             "feature_names": None if names is None else names.tolist(),
             "training": {"log_evidence_bound": self.log_evidence_bound_, "n_iter": self.n_iter_},
-            "versions": {
-                "whvi": version("whvi"),
-                "torch": torch.__version__,
-                "numpy": np.__version__,
-                "python": platform.python_version(),
-            },
         }
-        write_model_file(path, self.model_.state_dict(), document)
+        return ModelFile(self.model_.state_dict(), document)
 
-    @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> WHVIGPRegressor:
-        """Read an estimator that :meth:`save` wrote; it predicts the same, bit for bit.
-
-        Raises:
-            ModelFileError: The file is damaged, inconsistent, of another version or of another
-                estimator.
-        """
-        return cls.from_content(read_model_file(path))
-
-    @classmethod
-    def from_content(cls, content: ModelFile) -> WHVIGPRegressor:
-        """Rebuild the estimator from the content of a model file, verifying it."""
-        name = content.document.get("estimator")
-        if name != cls.__name__:
-            raise ModelFileError(f"the file holds a {name!r:.80}, not a {cls.__name__}")
-        try:
-            return cls._restored(*content)
-        except ModelFileError:
-            raise
-        except _NOT_A_DESCRIPTION as error:
-            raise ModelFileError(
-                f"the description in the file is not usable: {type(error).__name__}: {error}"
-            ) from error
-
-    @classmethod
-    def _restored(
-        cls, tensors: Mapping[str, Tensor], document: Mapping[str, Any]
-    ) -> WHVIGPRegressor:
-        known = set(cls._get_param_names())
-        parameters = document["parameters"].items()
-        estimator = cls(**{name: value for name, value in parameters if name in known})
+    def _restore(self, content: ModelFile) -> None:
+        document = content.document
         structure, names = _Structure(**document["model"]), document["feature_names"]
-        estimator._adopt(structure, structure.restore(tensors))
-        if not np.isfinite([*estimator.lengthscale_, estimator.noise_std_]).all():
+        self._adopt(structure, structure.restore(content.tensors))
+        if not np.isfinite([*self.lengthscale_, self.noise_std_]).all():
             raise ModelFileError("lengthscales or noise are not finite")
-        estimator.log_evidence_bound_ = float(document["training"]["log_evidence_bound"])
+        self.log_evidence_bound_ = float(document["training"]["log_evidence_bound"])
         check_positive_int("n_iter", document["training"]["n_iter"])
-        estimator.n_iter_ = document["training"]["n_iter"]
-        estimator.n_features_in_ = structure.in_features
+        self.n_iter_ = document["training"]["n_iter"]
+        self.n_features_in_ = structure.in_features
         if names is not None:
             if len(names) != structure.in_features or not all(isinstance(n, str) for n in names):
                 raise ModelFileError(f"the file does not name its {structure.in_features} columns")
-            estimator.feature_names_in_ = np.array(names, dtype=object)
-        return estimator
-
-
-def _plain(value: Any) -> Any:
-    """Return a parameter as a JSON value; random generators are not kept."""
-    value = value.item() if isinstance(value, np.generic) else value
-    return value if isinstance(value, bool | int | float | str) else None
+            self.feature_names_in_ = np.array(names, dtype=object)

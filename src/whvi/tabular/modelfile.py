@@ -10,14 +10,16 @@ import contextlib
 import os
 import platform
 import stat
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from sklearn.utils.validation import check_is_fitted
 from torch import Tensor, nn
 
 from whvi._files import atomic_write, seal, unseal
@@ -40,6 +42,12 @@ _NOT_A_DESCRIPTION = (
     *(KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError, RuntimeError),
     WhviError,
 )
+
+
+_POSITIVE = ("inputs.scale", "scaling.scale", "target_scale")
+_PLAIN = (bool, int, float, str, type(None))
+
+Self = TypeVar("Self", bound="SavedModel")
 
 
 class ModelFile(NamedTuple):
@@ -132,11 +140,11 @@ def _check_format(source: Path, document: Any) -> None:
     )
 
 
-# From the content of a file to what predicts ---------------------------------------------------
+# Estimators that can be saved ------------------------------------------------------------------
 
 
 @contextlib.contextmanager
-def refusing_false_descriptions() -> Iterator[None]:
+def _refusing_false_descriptions() -> Iterator[None]:
     """Turn whatever goes wrong while a description is followed into a ``ModelFileError``."""
     try:
         yield
@@ -148,7 +156,72 @@ def refusing_false_descriptions() -> Iterator[None]:
         ) from error
 
 
-@refusing_false_descriptions()
+class SavedModel(ABC):
+    """What ``save`` and ``load`` are, for every estimator of scikit-learn's kind."""
+
+    @abstractmethod
+    def _content(self) -> ModelFile:
+        """Describe the fitted estimator, without its class and parameters."""
+
+    @abstractmethod
+    def _restore(self, content: ModelFile) -> None:
+        """Take over what :meth:`_content` gave; what does not fit may raise any error."""
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the fitted estimator to one file that holds no code; see ``docs/file_format.md``.
+
+        Raises:
+            ModelFileError: The file cannot be written; what was there before is untouched.
+        """
+        check_is_fitted(self, "model_")
+        tensors, document = self._content()
+        parameters = self.get_params(deep=False)  # type: ignore[attr-defined]  # scikit-learn's
+        own = {
+            "estimator": type(self).__name__,
+            "parameters": {name: _plain(value) for name, value in parameters.items()},
+        }
+        write_model_file(path, tensors, {**own, **document})
+
+    @classmethod
+    def load(cls: type[Self], path: str | os.PathLike[str]) -> Self:
+        """Read an estimator that :meth:`save` wrote; it predicts the same, bit for bit.
+
+        Raises:
+            ModelFileError: The file is damaged, does not fit its description, or holds a model of
+                another version or class.
+        """
+        return cls.from_content(read_model_file(path))
+
+    @classmethod
+    @_refusing_false_descriptions()
+    def from_content(cls: type[Self], content: ModelFile) -> Self:
+        """Rebuild the estimator from the content of a model file, verifying it."""
+        document = content.document
+        if document.get("estimator") != cls.__name__:
+            name = document.get("estimator")
+            raise ModelFileError(f"the file holds a {name!r:.80}, not a {cls.__name__}")
+        known = set(cls._get_param_names())  # type: ignore[attr-defined]  # scikit-learn's
+        given = {k: v for k, v in document["parameters"].items() if k in known}
+        estimator = cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in given.items()})
+        estimator._restore(content)
+        return estimator
+
+
+def _plain(value: Any) -> Any:
+    """Return a parameter as a JSON value; random generators are not kept."""
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, _PLAIN):
+        return value
+    if isinstance(value, list | tuple | np.ndarray):
+        return [int(entry) for entry in value]
+    return None
+
+
+# From the content of a file to what predicts ---------------------------------------------------
+
+
+@_refusing_false_descriptions()
 def predictor_of(content: ModelFile) -> Predictor:
     """Rebuild a predictor from the content of a model file.
 
@@ -166,8 +239,6 @@ def predictor_of(content: ModelFile) -> Predictor:
     for name in ("inputs.mean", "inputs.scale"):
         _check_tensor(tensors, name, (1, width), torch.float64)
     mean, scale = (tensors[name].numpy() for name in ("inputs.mean", "inputs.scale"))
-    if not (scale > 0).all():
-        raise ModelFileError("tensor inputs.scale holds values that are not above zero")
     with torch.device("meta"):
         likelihood = architecture.build_likelihood().double()
     load_tensors("likelihood", likelihood, tensors)
@@ -177,10 +248,25 @@ def predictor_of(content: ModelFile) -> Predictor:
     return Predictor(schema, scaling, architecture, functions, likelihood, classes)
 
 
+def check_tensors(expected: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> None:
+    """Refuse stored tensors that are not those of a skeleton: other names, shapes, types, NaN."""
+    if odd := sorted(expected.keys() ^ tensors.keys()):
+        raise ModelFileError(f"tensors do not match the description: {odd[:3]}")
+    for name, tensor in expected.items():
+        _check_tensor(tensors, name, tuple(tensor.shape), tensor.dtype)
+
+
+def load_tensors(part: str, module: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    """Give a module without memory the stored tensors ``part.*``; it must have just these."""
+    prefix = f"{part}."
+    own = {k.removeprefix(prefix): t for k, t in tensors.items() if k.startswith(prefix)}
+    check_tensors(module.state_dict(), own)
+    module.load_state_dict(own, assign=True)
+
+
 def _check_tensor(
     tensors: Mapping[str, Tensor], name: str, shape: tuple[int, ...], dtype: torch.dtype
 ) -> None:
-    """Refuse a stored tensor that is absent, of another shape or type, or not finite."""
     if name not in tensors:
         raise ModelFileError(f"there is no tensor {name}")
     tensor = tensors[name]
@@ -191,20 +277,8 @@ def _check_tensor(
         )
     if not bool(tensor.isfinite().all()):
         raise ModelFileError(f"tensor {name} holds values that are not finite")
-
-
-def load_tensors(part: str, module: nn.Module, tensors: Mapping[str, Tensor]) -> None:
-    """Give a module without memory the stored tensors ``part.*``; it must have just these."""
-    prefix = f"{part}."
-    own = {k.removeprefix(prefix): t for k, t in tensors.items() if k.startswith(prefix)}
-    expected = module.state_dict()
-    if odd := sorted(expected.keys() ^ own.keys()):
-        raise ModelFileError(f"tensors of the {part} do not match the architecture: {odd[:3]}")
-    for name, tensor in expected.items():
-        _check_tensor(tensors, prefix + name, tuple(tensor.shape), tensor.dtype)
-        if name == "target_scale" and not bool((own[name] > 0).all()):
-            raise ModelFileError(f"tensor {prefix}{name} holds values that are not above zero")
-    module.load_state_dict(own, assign=True)
+    if name.endswith(_POSITIVE) and not bool((tensor > 0).all()):
+        raise ModelFileError(f"tensor {name} holds values that are not above zero")
 
 
 def _functions(tensors: Mapping[str, Tensor], architecture: Architecture) -> Functions:
