@@ -204,24 +204,20 @@ def place(values: pd.Series, position: int) -> str:
 
 
 def _kind(values: pd.Series, name: str) -> Kind:
-    dtype = values.dtype
-    if isinstance(dtype, pd.CategoricalDtype):
-        return "categorical"
-    if pd.api.types.is_bool_dtype(dtype):
-        return "boolean"
-    if pd.api.types.is_complex_dtype(dtype):
+    kind = values.dtype.kind
+    if kind == "c":
         raise DataError(
             f"Complex data not supported: column {name!r} holds complex numbers; pass real and "
             "imaginary parts as two columns"
         )
-    if pd.api.types.is_numeric_dtype(dtype):
-        return "numeric"
-    if pd.api.types.is_datetime64_any_dtype(dtype) or pd.api.types.is_timedelta64_dtype(dtype):
+    if kind in "mM":
         raise DataError(
-            f"column {name!r} holds dates or times ({dtype}); turn it into numbers first, such as "
-            "days since a fixed date"
+            f"column {name!r} holds dates or times ({values.dtype}); turn it into numbers first, "
+            "such as days since a fixed date"
         )
-    return _kind_of_objects(values, name)
+    if kind == "O" and not isinstance(values.dtype, pd.CategoricalDtype):
+        return _kind_of_objects(values, name)
+    return {"b": "boolean", "O": "categorical"}.get(kind, "numeric")  # type: ignore[return-value]
 
 
 def _kind_of_objects(values: pd.Series, name: str) -> Kind:
