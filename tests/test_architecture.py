@@ -240,3 +240,23 @@ def test_the_import_is_light():
     while len(probes) < 5 and probes[-1][0] >= 0.3:  # a busy machine is not our fault
         probes.append(probe())
     assert min(seconds for seconds, _ in probes) < 0.3
+
+
+# ---- the documented rows ------------------------------------------------------------------------
+
+
+def test_the_rows_are_those_of_the_design_page():
+    page = (ROOT.parents[1] / "docs" / "design.md").read_text()
+    for number, units in enumerate(ROWS, 1):
+        line = next(each for each in page.splitlines() if each.startswith(f"| {number} |"))
+        named = line.split("|")[2]
+        assert all(f"`{name}`" in named for name in units - {"__main__"}), line
+
+
+def test_nothing_of_the_library_needs_the_reproduction():
+    users = [
+        n
+        for n, tree in MODULES.items()
+        if "reproduction" in {t.split(".")[0] for t in imports(tree)}
+    ]
+    assert not users
