@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from whvi._checks import check_finite
 from whvi.errors import ConfigError
 from whvi.likelihoods.base import Likelihood, check_support, target_rows
 from whvi.predictive import Predictive
@@ -44,7 +43,6 @@ class Bernoulli(Likelihood):
 
     def check_targets(self, y: Tensor) -> None:
         """Raise :class:`~whvi.errors.DataError` unless every target is 0 or 1."""
-        check_finite("targets", y)
         check_support(y, (y == 0) | (y == 1), "labels 0 or 1")
 
 
@@ -80,7 +78,6 @@ class Categorical(Likelihood):
 
     def check_targets(self, y: Tensor) -> None:
         """Raise :class:`~whvi.errors.DataError` unless every target is one of 0, …, C − 1."""
-        check_finite("targets", y)
         possible = (y >= 0) & (y < self.num_classes) & (y == y.long())
         check_support(y, possible, f"integers from 0 to {self.num_classes - 1}")
 
@@ -136,5 +133,4 @@ class Poisson(Likelihood):
 
     def check_targets(self, y: Tensor) -> None:
         """Raise :class:`~whvi.errors.DataError` for negative numbers and fractions."""
-        check_finite("targets", y)
         check_support(y, (y >= 0) & (y == y.floor()), "counts 0, 1, 2, …")

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from whvi.errors import ConfigError
-from whvi.likelihoods.base import Likelihood
+from whvi.likelihoods.base import RealLikelihood
 from whvi.likelihoods.gaussian import MIN_NOISE_VARIANCE
 from whvi.predictive import Predictive
 from whvi.predictive.numerics import student_t_log_prob
@@ -26,7 +26,7 @@ MIN_DF = 2.01
 
 
 @final
-class StudentT(Likelihood):
+class StudentT(RealLikelihood):
     r"""Student-t noise with a learned scale per output and learned or fixed degrees of freedom.
 
     The scale :math:`s` is not the standard deviation, which is :math:`s \sqrt{\nu / (\nu - 2)}`.
@@ -53,17 +53,16 @@ class StudentT(Likelihood):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__(num_outputs, batch_shape)
+        super().__init__(num_outputs, batch_shape, device, dtype)
         if not (isinstance(df, int | float) and MIN_DF < df < math.inf):
             raise ConfigError(f"df must be a finite number above {MIN_DF}, got {df!r}")
-        self.log_squared_scale = self._parameter(log_squared_scale, device, dtype)
+        self.log_squared_scale = self._parameter(log_squared_scale)
         excess = df - MIN_DF
-        raw_df = self._parameter(excess + math.log(-math.expm1(-excess)), device, dtype)
+        raw_df = self._parameter(excess + math.log(-math.expm1(-excess)))
         if learn_df:
             self.raw_df = raw_df
         else:
             self.register_buffer("raw_df", raw_df.detach())
-        self._add_target_scaling(device, dtype)
 
     @property
     def df(self) -> Tensor:
@@ -86,19 +85,10 @@ class StudentT(Likelihood):
 
     def predictive(self, f: Tensor) -> Predictive:
         """See :meth:`Likelihood.predictive`."""
-        self._check_values(f)
         loc, target_scale = self._in_units(f)
         squared = self.log_squared_scale.double().exp() + MIN_NOISE_VARIANCE
         scale = self._per_row(squared.sqrt()) * target_scale
         return self._mixture(Predictive.student_t, loc, scale, self._per_row(self.df.double()))
-
-    def noise_parameters(self) -> list[nn.Parameter]:
-        """Return the scale and, where it is learned, the degrees of freedom."""
-        return list(self.parameters())
-
-    def set_target_scaling(self, y: Tensor) -> None:
-        """Set ``target_mean`` and ``target_scale`` (population std; 1 for a constant target)."""
-        self._standardize_targets(y)
 
     def extra_repr(self) -> str:
         """Show the sizes and whether ``df`` is learned."""
