@@ -111,8 +111,8 @@ def _crps_gaussian(loc: Tensor, scale: Tensor, y: Tensor) -> Tensor:
     flat_loc, flat_scale = loc.reshape(num, -1), scale.reshape(num, -1)
     error = _mean_absolute(y.reshape(-1) - flat_loc, flat_scale).mean(0)
     size = max(1, _PAIRS_AT_ONCE // num**2)
-    blocks = [slice(i, i + size) for i in range(0, y.numel(), size)]
-    spread = torch.cat([_pairwise_spread(flat_loc[:, b], flat_scale[:, b]) for b in blocks])
+    blocks = zip(flat_loc.split(size, 1), flat_scale.split(size, 1), strict=True)
+    spread = torch.cat([_pairwise_spread(*block) for block in blocks])
     return (error - spread / 2).reshape(y.shape)
 
 

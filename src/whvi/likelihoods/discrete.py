@@ -32,12 +32,10 @@ class Bernoulli(Likelihood):
         super().__init__(num_outputs, batch_shape)
 
     def log_prob(self, f: Tensor, y: Tensor) -> Tensor:
-        """See :meth:`Likelihood.log_prob`."""
         sign = 2 * self._aligned(f, y).to(f.dtype) - 1
         return self._over_outputs(F.logsigmoid(sign * f))
 
     def predictive(self, f: Tensor) -> Predictive:
-        """See :meth:`Likelihood.predictive`."""
         self._check_values(f)
         return self._mixture(Predictive.bernoulli, f)
 
@@ -67,12 +65,10 @@ class Categorical(Likelihood):
         return self.num_classes
 
     def log_prob(self, f: Tensor, y: Tensor) -> Tensor:
-        """See :meth:`Likelihood.log_prob`; labels are integers of any dtype."""
         labels = self._aligned(f, y).long()
         return f.log_softmax(-1).gather(-1, labels.expand(*f.shape[:-1], 1)).squeeze(-1)
 
     def predictive(self, f: Tensor) -> Predictive:
-        """See :meth:`Likelihood.predictive`."""
         self._check_values(f)
         return Predictive.categorical(f, batch_dims=len(self.batch_shape))
 
@@ -115,13 +111,11 @@ class Poisson(Likelihood):
         self.register_buffer("target_log_mean", torch.zeros(shape, device=device, dtype=dtype))
 
     def log_prob(self, f: Tensor, y: Tensor) -> Tensor:
-        """See :meth:`Likelihood.log_prob`."""
         counts = self._aligned(f, y).to(f.dtype)
         log_rate = f + self._per_row(self.target_log_mean)
         return self._over_outputs(counts * log_rate - log_rate.exp() - torch.lgamma(counts + 1))
 
     def predictive(self, f: Tensor) -> Predictive:
-        """See :meth:`Likelihood.predictive`."""
         self._check_values(f)
         rate = (f.double() + self._per_row(self.target_log_mean.double())).exp()
         return self._mixture(Predictive.poisson, rate)

@@ -94,7 +94,6 @@ class Gaussian(RealLikelihood):
         return (self.log_noise_variance.exp() + MIN_NOISE_VARIANCE).sqrt() * self.target_scale
 
     def log_prob(self, f: Tensor, y: Tensor) -> Tensor:
-        """See :meth:`Likelihood.log_prob`."""
         z, target_scale = self._standardized(f, y)
         log_noise_variance = self._per_row(self.log_noise_variance)
         if is_tracing() or is_transformed() or z.requires_grad:
@@ -105,7 +104,6 @@ class Gaussian(RealLikelihood):
         return self._over_outputs(values)
 
     def predictive(self, f: Tensor) -> Predictive:
-        """See :meth:`Likelihood.predictive`."""
         loc, target_scale = self._in_units(f)
         variance = self.log_noise_variance.double().exp() + MIN_NOISE_VARIANCE
         scale = self._per_row(variance.sqrt()) * target_scale
@@ -154,13 +152,11 @@ class HeteroscedasticGaussian(RealLikelihood):
         return (self.bound * torch.tanh(raw / self.bound)).exp()
 
     def log_prob(self, f: Tensor, y: Tensor) -> Tensor:
-        """See :meth:`Likelihood.log_prob`."""
         z, target_scale = self._standardized(f, y)
         mean, variance = f[..., : self.num_outputs], self.noise_variance(f)
         return self._over_outputs(gaussian_log_prob(mean, z, variance, target_scale))
 
     def predictive(self, f: Tensor) -> Predictive:
-        """See :meth:`Likelihood.predictive`."""
         loc, target_scale = self._in_units(f)
         scale = self.noise_variance(f.double()).sqrt() * target_scale
         return self._mixture(Predictive.gaussian, loc, scale)

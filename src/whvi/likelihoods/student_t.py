@@ -76,7 +76,6 @@ class StudentT(RealLikelihood):
         return (squared * self.df / (self.df - 2)).sqrt() * self.target_scale
 
     def log_prob(self, f: Tensor, y: Tensor) -> Tensor:
-        """See :meth:`Likelihood.log_prob`."""
         z, target_scale = self._standardized(f, y)
         scale = (self._per_row(self.log_squared_scale).exp() + MIN_NOISE_VARIANCE).sqrt()
         log_jacobian = scale.log() + target_scale.log()
@@ -84,7 +83,6 @@ class StudentT(RealLikelihood):
         return self._over_outputs(student_t_log_prob(t, self._per_row(self.df)) - log_jacobian)
 
     def predictive(self, f: Tensor) -> Predictive:
-        """See :meth:`Likelihood.predictive`."""
         loc, target_scale = self._in_units(f)
         squared = self.log_squared_scale.double().exp() + MIN_NOISE_VARIANCE
         scale = self._per_row(squared.sqrt()) * target_scale
