@@ -3,6 +3,8 @@
 Targets must have exactly the shape of the predictions: nothing is broadcast. With replicas, score
 each member of ``predictive.unbind()``. Lower is better except for ``accuracy`` and ``auroc``;
 ``coverage`` should equal the level of its interval. NaN gives NaN or raises ``DataError``.
+``probs`` have shape ``(N, C)``, ``labels`` are integers 0, …, C − 1 of shape ``(N,)``, and ``pit``
+is ``predictive.cdf(y)`` of any shape.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ import torch
 from torch import Tensor
 
 from whvi._checks import check_finite, check_positive_int
-from whvi.errors import ConfigError, DataError, ShapeError
+from whvi.errors import DataError, ShapeError
 
 if TYPE_CHECKING:
     from whvi.predictive import Predictive
@@ -43,20 +45,13 @@ def mnll(log_prob: Tensor) -> Tensor:
 
 def coverage(lower: Tensor, upper: Tensor, y: Tensor) -> Tensor:
     """Return the fraction of targets within ``[lower, upper]``, to be compared with the level."""
-    _check_interval(lower, upper, y)
+    for name, value in (("lower", lower), ("upper", upper)):
+        _check_same(name, value, y)
+        check_finite(name, value)
+    check_finite("targets", y)
+    if not bool((lower <= upper).all()):
+        raise DataError("an interval has its lower end above its upper end")
     return ((lower <= y) & (y <= upper)).double().mean()
-
-
-def interval_score(lower: Tensor, upper: Tensor, y: Tensor, *, level: float) -> Tensor:
-    r"""Return the mean interval score (Gneiting & Raftery, 2007, eq. 43), in units of ``y``.
-
-    :math:`(u - l) + \frac{2}{\alpha} (l - y)_+ + \frac{2}{\alpha} (y - u)_+`, α = 1 − level.
-    """
-    _check_interval(lower, upper, y)
-    if not 0 < level < 1:
-        raise ConfigError(f"level must lie strictly between 0 and 1, got {level!r}")
-    miss = (lower - y).clamp_min(0) + (y - upper).clamp_min(0)
-    return (upper - lower + 2 / (1 - level) * miss).mean()
 
 
 def calibration_error(pit: Tensor) -> Tensor:
@@ -64,17 +59,9 @@ def calibration_error(pit: Tensor) -> Tensor:
 
     The area between the calibration curve and the diagonal (Kuleshov et al., 2018), exact and
     without bins; between 0 and 1/2. For continuous targets.
-
-    Args:
-        pit: ``predictive.cdf(y)``, any shape, values in [0, 1].
     """
-    check_finite("pit", pit)
-    u = pit.double().flatten().sort().values
+    u = check_pit(pit).sort().values
     num = len(u)
-    if num == 0 or u[0] < 0 or u[-1] > 1:
-        raise DataError(
-            "pit must hold at least one value, all within [0, 1]: pass predictive.cdf(y)"
-        )
     edges = torch.linspace(0, 1, num + 1, dtype=u.dtype, device=u.device)
     start, end = edges[:-1], edges[1:]
     # The i-th smallest value is matched with the probabilities between start and end.
@@ -102,32 +89,23 @@ def crps(predictive: Predictive, y: Tensor) -> Tensor:
     _check_same("predictive mean", predictive.mean, y)
     gaussian = predictive.gaussian_components()
     if gaussian is not None:
-        return crps_gaussian_mixture(*gaussian, y).mean()
+        return _crps_gaussian(*gaussian, y).mean()
     return (_crps_sum if predictive.discrete else _crps_quadrature)(predictive, y).mean()
 
 
-def crps_gaussian_mixture(loc: Tensor, scale: Tensor, y: Tensor) -> Tensor:
+def _crps_gaussian(loc: Tensor, scale: Tensor, y: Tensor) -> Tensor:
     r"""Return the CRPS of equal Gaussian mixtures (Grimit et al., 2006), per target.
 
     :math:`\frac1S \sum_s A(y - \mu_s, \sigma_s) - \frac{1}{2S^2} \sum_{s,t}
     A(\mu_s - \mu_t, \sqrt{\sigma_s^2 + \sigma_t^2})` with
     :math:`A(m, \sigma) = E|N(m, \sigma^2)|`. Pairs are formed for a block of rows at a time.
-
-    Args:
-        loc, scale: Means and standard deviations, shape ``(S, *y.shape)``.
-        y: Targets.
     """
-    if loc.shape != scale.shape or loc.shape[1:] != y.shape or loc.numel() == 0:
-        raise ShapeError(
-            f"loc {tuple(loc.shape)} and scale {tuple(scale.shape)} must have shape "
-            f"(S, *y.shape) for y of shape {tuple(y.shape)}, with at least one row"
-        )
     num = loc.shape[0]
     flat_loc, flat_scale = loc.reshape(num, -1), scale.reshape(num, -1)
     error = _mean_absolute(y.reshape(-1) - flat_loc, flat_scale).mean(0)
     size = max(1, _PAIRS_AT_ONCE // num**2)
-    blocks = [slice(i, i + size) for i in range(0, y.numel(), size)]
-    spread = torch.cat([_pairwise_spread(flat_loc[:, b], flat_scale[:, b]) for b in blocks])
+    blocks = zip(flat_loc.split(size, 1), flat_scale.split(size, 1), strict=True)
+    spread = torch.cat([_pairwise_spread(*block) for block in blocks])
     return (error - spread / 2).reshape(y.shape)
 
 
@@ -184,10 +162,6 @@ def brier(probs: Tensor, labels: Tensor) -> Tensor:
     r"""Return the mean Brier score :math:`\sum_c (p_c - 1[y = c])^2`, between 0 and 2.
 
     With two classes this is twice the binary score :math:`(p_1 - y)^2`.
-
-    Args:
-        probs: Shape ``(N, C)``.
-        labels: Integers 0, …, C − 1, shape ``(N,)``.
     """
     check_probs(probs, labels)
     hot = torch.nn.functional.one_hot(labels.long(), probs.shape[-1])
@@ -198,28 +172,27 @@ def ece(probs: Tensor, labels: Tensor, *, num_bins: int = 15) -> Tensor:
     r"""Return the expected calibration error of the top class (Guo et al., 2017, eq. 3).
 
     :math:`\sum_b \frac{n_b}{N} |\mathrm{accuracy}_b - \mathrm{confidence}_b|` over equal bins
-    ``(k/B, (k+1)/B]`` of the confidence.
-
-    Args:
-        probs: Shape ``(N, C)``.
-        labels: Integers 0, …, C − 1, shape ``(N,)``.
-        num_bins: ``B``.
+    ``(b/B, (b+1)/B]`` of the confidence, ``B = num_bins``.
     """
+    confidence, correct, bins = confidence_bins(probs, labels, num_bins)
+    gap = correct - confidence
+    per_bin = gap.new_zeros(num_bins).index_add(0, bins, gap)
+    return per_bin.abs().sum() / len(labels)
+
+
+def confidence_bins(probs: Tensor, labels: Tensor, num_bins: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return, for every row, the confidence, 1 if its label is correct else 0, and the bin."""
     check_probs(probs, labels)
     check_positive_int("num_bins", num_bins)
     confidence, predicted = probs.double().max(-1)
     bins = ((confidence * num_bins).ceil() - 1).clamp(0, num_bins - 1).long()
-    gap = (predicted == labels).double() - confidence
-    per_bin = gap.new_zeros(num_bins).index_add(0, bins, gap)
-    return per_bin.abs().sum() / len(labels)
+    return confidence, (predicted == labels).double(), bins
 
 
 def auroc(scores: Tensor, positives: Tensor) -> Tensor:
     """Return the area under the ROC curve: P(a positive scores above a negative), ties count 1/2.
 
-    Args:
-        scores: Higher means more likely positive, shape ``(N,)``.
-        positives: 0/1 or booleans, shape ``(N,)``.
+    ``scores`` are higher for likely positives; ``positives`` are 0/1 or booleans; both ``(N,)``.
     """
     _check_same("scores", scores, positives)
     check_finite("scores", scores)
@@ -250,13 +223,15 @@ def _check_same(name: str, value: Tensor, y: Tensor) -> None:
         )
 
 
-def _check_interval(lower: Tensor, upper: Tensor, y: Tensor) -> None:
-    for name, value in (("lower", lower), ("upper", upper)):
-        _check_same(name, value, y)
-        check_finite(name, value)
-    check_finite("targets", y)
-    if not bool((lower <= upper).all()):
-        raise DataError("an interval has its lower end above its upper end")
+def check_pit(pit: Tensor) -> Tensor:
+    """Return ``pit`` flat and in float64; raise unless it holds probabilities."""
+    check_finite("pit", pit)
+    flat = pit.double().flatten()
+    if len(flat) == 0 or not bool(((flat >= 0) & (flat <= 1)).all()):
+        raise DataError(
+            "pit must hold at least one value, all within [0, 1]: pass predictive.cdf(y)"
+        )
+    return flat
 
 
 def check_probs(probs: Tensor, labels: Tensor) -> None:

@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from typing import Protocol, final
+from collections.abc import Callable
+from typing import final
 
 import torch
 from torch import Tensor, nn
@@ -133,16 +134,8 @@ class EmpiricalBayesPrior(Prior):
         return torch.add(-log_volume, torch.log(mean_square), alpha=0.5 * n)
 
 
-class PriorFactory(Protocol):
-    """Anything that builds a prior for given replicas: ``LearnedPrior`` itself, a partial of it."""
-
-    def __call__(  # noqa: D102 - the class says it
-        self,
-        batch_shape: tuple[int, ...],
-        *,
-        device: torch.device | str | None,
-        dtype: torch.dtype | None,
-    ) -> Prior: ...
+PriorFactory = Callable[..., Prior]
+"""Builds a prior from ``(batch_shape, *, device, dtype)``: ``LearnedPrior``, or a partial of it."""
 
 
 def make_prior(

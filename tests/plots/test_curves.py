@@ -59,7 +59,7 @@ def test_chance_holds_its_share(generator):
 
 @pytest.mark.parametrize("pit", [torch.tensor([0.5, 1.2]), torch.tensor([float("nan")])])
 def test_probabilities_are_probabilities(pit):
-    with pytest.raises(DataError, match=r"within \[0, 1\]"):
+    with pytest.raises(DataError, match=r"within \[0, 1\]|not finite"):
         coverage_by_level(pit, [0.5])
 
 

@@ -31,7 +31,7 @@ class Likelihood(nn.Module, ABC):
         batch_shape: ``(R,)`` for R replicas, ``()`` for one model.
     """
 
-    # Buffers of the likelihoods of real-valued targets, shape (*batch_shape, num_outputs).
+    # Buffers of RealLikelihood, shape (*batch_shape, num_outputs).
     target_mean: Tensor
     target_scale: Tensor
 
@@ -69,7 +69,7 @@ class Likelihood(nn.Module, ABC):
 
     def noise_parameters(self) -> list[nn.Parameter]:
         """Return the noise parameters, which ``fit`` keeps fixed for the first steps."""
-        return []
+        return list(self.parameters())
 
     def set_target_scaling(self, y: Tensor) -> None:
         """Set the units of the targets from training targets; labels have none to set."""
@@ -85,60 +85,23 @@ class Likelihood(nn.Module, ABC):
 
     # Helpers of the subclasses --------------------------------------------------------------
 
-    def _parameter(
-        self, value: float, device: torch.device | str | None, dtype: torch.dtype | None
-    ) -> nn.Parameter:
-        """Make a parameter with the same value for every replica and output."""
-        shape = (*self.batch_shape, self.num_outputs)
-        return nn.Parameter(torch.full(shape, float(value), device=device, dtype=dtype))
-
-    def _add_target_scaling(
-        self, device: torch.device | str | None, dtype: torch.dtype | None
-    ) -> None:
-        """Register ``target_mean = 0`` and ``target_scale = 1``."""
-        shape = (*self.batch_shape, self.num_outputs)
-        self.register_buffer("target_mean", torch.zeros(shape, device=device, dtype=dtype))
-        self.register_buffer("target_scale", torch.ones(shape, device=device, dtype=dtype))
-
-    def _standardize_targets(self, y: Tensor) -> None:
-        """Set ``target_mean`` and ``target_scale`` to the moments of ``y`` over its rows."""
-        mean, scale = _target_moments(target_rows(self, y), self.target_mean.dtype)
-        self.target_mean.copy_(mean)
-        self.target_scale.copy_(scale)
-
     def _check_values(self, f: Tensor) -> None:
         """Raise unless ``f`` has shape ``(*batch_shape, S, N, num_features)``."""
         shape = f.shape
-        if (
-            len(shape) != len(self.batch_shape) + 3
-            or shape[:-3] != self.batch_shape
-            or shape[-1] != self.num_features
-        ):
-            expected = ", ".join([*map(str, self.batch_shape), f"S, N, {self.num_features}"])
-            hint = ""
-            if shape == (*self.batch_shape, *shape[-2:-1], self.num_features):
-                hint = "; for a single draw pass f.unsqueeze(-3)"
-            elif len(shape) > 3 and shape[:-3] != self.batch_shape:
-                hint = f"; for replicas make the likelihood with batch_shape={tuple(shape[:-3])}"
-            raise ShapeError(
-                f"function values must have shape ({expected}), got {tuple(shape)}{hint}"
-            )
+        if len(shape) >= 3 and shape[:-3] == self.batch_shape and shape[-1] == self.num_features:
+            return
+        expected = ", ".join([*map(str, self.batch_shape), f"S, N, {self.num_features}"])
+        hint = ""
+        if shape == (*self.batch_shape, *shape[-2:-1], self.num_features):
+            hint = "; for a single draw pass f.unsqueeze(-3)"
+        elif len(shape) > 3 and shape[:-3] != self.batch_shape:
+            hint = f"; for replicas make the likelihood with batch_shape={tuple(shape[:-3])}"
+        raise ShapeError(f"function values must have shape ({expected}), got {tuple(shape)}{hint}")
 
     def _aligned(self, f: Tensor, y: Tensor) -> Tensor:
         """Check both shapes and view targets as ``(..., 1, N, num_outputs)``."""
         self._check_values(f)
         return align_targets(y, self.batch_shape, f.shape[-2], self.num_outputs)
-
-    def _standardized(self, f: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        """Return ``z = (y − target_mean) / target_scale`` in the dtype of ``f``, and the scale."""
-        target_scale = self._per_row(self.target_scale)
-        z = (self._aligned(f, y) - self._per_row(self.target_mean)) / target_scale
-        return z.to(f.dtype), target_scale
-
-    def _in_units(self, f: Tensor) -> tuple[Tensor, Tensor]:
-        """Return ``f · target_scale + target_mean`` in float64, and the scale."""
-        target_scale = self._per_row(self.target_scale.double())
-        return f.double() * target_scale + self._per_row(self.target_mean.double()), target_scale
 
     def _per_row(self, value: Tensor) -> Tensor:
         """View ``(*batch_shape, O)`` so that it broadcasts with ``(*batch_shape, S, N, O)``."""
@@ -153,6 +116,48 @@ class Likelihood(nn.Module, ABC):
         if self.num_outputs == 1:
             parameters = tuple(p.squeeze(-1) for p in parameters)
         return family(*parameters, batch_dims=len(self.batch_shape))
+
+
+class RealLikelihood(Likelihood):
+    """Real-valued targets, standardized: ``z = (y − target_mean) / target_scale``.
+
+    The first ``num_outputs`` features are the means of ``z``.
+    """
+
+    def __init__(
+        self,
+        num_outputs: int,
+        batch_shape: tuple[int, ...],
+        device: torch.device | str | None,
+        dtype: torch.dtype | None,
+    ) -> None:
+        super().__init__(num_outputs, batch_shape)
+        shape = (*self.batch_shape, num_outputs)
+        self.register_buffer("target_mean", torch.zeros(shape, device=device, dtype=dtype))
+        self.register_buffer("target_scale", torch.ones(shape, device=device, dtype=dtype))
+
+    def set_target_scaling(self, y: Tensor) -> None:
+        """Set ``target_mean`` and ``target_scale`` (population std; 1 for a constant target)."""
+        mean, scale = _target_moments(target_rows(self, y), self.target_mean.dtype)
+        self.target_mean.copy_(mean)
+        self.target_scale.copy_(scale)
+
+    def _parameter(self, value: float) -> nn.Parameter:
+        """Make a parameter with the same value for every replica and output."""
+        return nn.Parameter(torch.full_like(self.target_mean, value))
+
+    def _standardized(self, f: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """Return ``z = (y − target_mean) / target_scale`` in the dtype of ``f``, and the scale."""
+        target_scale = self._per_row(self.target_scale)
+        z = (self._aligned(f, y) - self._per_row(self.target_mean)) / target_scale
+        return z.to(f.dtype), target_scale
+
+    def _in_units(self, f: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the means of ``y`` in its own units, in float64, and the scale."""
+        self._check_values(f)
+        target_scale = self._per_row(self.target_scale.double())
+        mean = f[..., : self.num_outputs].double()
+        return mean * target_scale + self._per_row(self.target_mean.double()), target_scale
 
 
 def target_rows(likelihood: Likelihood, y: Tensor) -> Tensor:
@@ -189,7 +194,8 @@ def _target_moments(rows: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
 
 
 def check_support(y: Tensor, possible: Tensor, support: str) -> None:
-    """Raise if ``possible`` is false anywhere, naming the first such target."""
+    """Raise if a target is not finite, or ``possible`` is false for it, naming the first one."""
+    check_finite("targets", y)
     if bool(possible.all()):
         return
     bad = (~possible).nonzero()

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from whvi._checks import check_finite
 from whvi.errors import ConfigError
 from whvi.likelihoods.base import Likelihood, check_support, target_rows
 from whvi.predictive import Predictive
@@ -33,18 +32,15 @@ class Bernoulli(Likelihood):
         super().__init__(num_outputs, batch_shape)
 
     def log_prob(self, f: Tensor, y: Tensor) -> Tensor:
-        """See :meth:`Likelihood.log_prob`."""
         sign = 2 * self._aligned(f, y).to(f.dtype) - 1
         return self._over_outputs(F.logsigmoid(sign * f))
 
     def predictive(self, f: Tensor) -> Predictive:
-        """See :meth:`Likelihood.predictive`."""
         self._check_values(f)
         return self._mixture(Predictive.bernoulli, f)
 
     def check_targets(self, y: Tensor) -> None:
         """Raise :class:`~whvi.errors.DataError` unless every target is 0 or 1."""
-        check_finite("targets", y)
         check_support(y, (y == 0) | (y == 1), "labels 0 or 1")
 
 
@@ -69,18 +65,15 @@ class Categorical(Likelihood):
         return self.num_classes
 
     def log_prob(self, f: Tensor, y: Tensor) -> Tensor:
-        """See :meth:`Likelihood.log_prob`; labels are integers of any dtype."""
         labels = self._aligned(f, y).long()
         return f.log_softmax(-1).gather(-1, labels.expand(*f.shape[:-1], 1)).squeeze(-1)
 
     def predictive(self, f: Tensor) -> Predictive:
-        """See :meth:`Likelihood.predictive`."""
         self._check_values(f)
         return Predictive.categorical(f, batch_dims=len(self.batch_shape))
 
     def check_targets(self, y: Tensor) -> None:
         """Raise :class:`~whvi.errors.DataError` unless every target is one of 0, …, C − 1."""
-        check_finite("targets", y)
         possible = (y >= 0) & (y < self.num_classes) & (y == y.long())
         check_support(y, possible, f"integers from 0 to {self.num_classes - 1}")
 
@@ -118,13 +111,11 @@ class Poisson(Likelihood):
         self.register_buffer("target_log_mean", torch.zeros(shape, device=device, dtype=dtype))
 
     def log_prob(self, f: Tensor, y: Tensor) -> Tensor:
-        """See :meth:`Likelihood.log_prob`."""
         counts = self._aligned(f, y).to(f.dtype)
         log_rate = f + self._per_row(self.target_log_mean)
         return self._over_outputs(counts * log_rate - log_rate.exp() - torch.lgamma(counts + 1))
 
     def predictive(self, f: Tensor) -> Predictive:
-        """See :meth:`Likelihood.predictive`."""
         self._check_values(f)
         rate = (f.double() + self._per_row(self.target_log_mean.double())).exp()
         return self._mixture(Predictive.poisson, rate)
@@ -136,5 +127,4 @@ class Poisson(Likelihood):
 
     def check_targets(self, y: Tensor) -> None:
         """Raise :class:`~whvi.errors.DataError` for negative numbers and fractions."""
-        check_finite("targets", y)
         check_support(y, (y >= 0) & (y == y.floor()), "counts 0, 1, 2, …")

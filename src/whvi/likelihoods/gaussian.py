@@ -12,14 +12,14 @@ import math
 from typing import Any, cast, final
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from whvi._checks import check_positive
 from whvi._kernel.backend import is_tracing, is_transformed
-from whvi.likelihoods.base import Likelihood
+from whvi.likelihoods.base import RealLikelihood
 from whvi.predictive import Predictive
 
 _HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
+_BOUND = 15.0  # of the log variance of heteroscedastic noise
 MIN_NOISE_VARIANCE = 1e-8
 """Added to every noise variance (standardized units): a perfect fit has a finite likelihood."""
 
@@ -64,7 +64,7 @@ class _LogProb(torch.autograd.Function):
 
 
 @final
-class Gaussian(Likelihood):
+class Gaussian(RealLikelihood):
     r"""Gaussian noise with one learned variance per output.
 
     :math:`y \sim N(\mu_y + \sigma_y f, \, \sigma_y^2 \sigma^2)`.
@@ -85,9 +85,8 @@ class Gaussian(Likelihood):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__(num_outputs, batch_shape)
-        self.log_noise_variance = self._parameter(log_noise_variance, device, dtype)
-        self._add_target_scaling(device, dtype)
+        super().__init__(num_outputs, batch_shape, device, dtype)
+        self.log_noise_variance = self._parameter(log_noise_variance)
 
     @property
     def noise_scale(self) -> Tensor:
@@ -95,7 +94,6 @@ class Gaussian(Likelihood):
         return (self.log_noise_variance.exp() + MIN_NOISE_VARIANCE).sqrt() * self.target_scale
 
     def log_prob(self, f: Tensor, y: Tensor) -> Tensor:
-        """See :meth:`Likelihood.log_prob`."""
         z, target_scale = self._standardized(f, y)
         log_noise_variance = self._per_row(self.log_noise_variance)
         if is_tracing() or is_transformed() or z.requires_grad:
@@ -106,36 +104,25 @@ class Gaussian(Likelihood):
         return self._over_outputs(values)
 
     def predictive(self, f: Tensor) -> Predictive:
-        """See :meth:`Likelihood.predictive`."""
-        self._check_values(f)
         loc, target_scale = self._in_units(f)
         variance = self.log_noise_variance.double().exp() + MIN_NOISE_VARIANCE
-        return self._mixture(
-            Predictive.gaussian, loc, self._per_row(variance.sqrt()) * target_scale
-        )
-
-    def noise_parameters(self) -> list[nn.Parameter]:
-        """Return ``[log_noise_variance]``."""
-        return [self.log_noise_variance]
-
-    def set_target_scaling(self, y: Tensor) -> None:
-        """Set ``target_mean`` and ``target_scale`` (population std; 1 for a constant target)."""
-        self._standardize_targets(y)
+        scale = self._per_row(variance.sqrt()) * target_scale
+        return self._mixture(Predictive.gaussian, loc, scale)
 
 
 @final
-class HeteroscedasticGaussian(Likelihood):
+class HeteroscedasticGaussian(RealLikelihood):
     r"""Gaussian noise whose log variance is a second output of the network.
 
     Features are ``num_outputs`` means, then ``num_outputs`` raw log variances :math:`r`:
     :math:`\log \sigma^2 = b \tanh((\lambda + r) / b)` with a learned level :math:`\lambda` per
-    output. It stays within :math:`\pm b` and is close to :math:`\lambda + r` near zero.
+    output. It stays within :math:`\pm b`, ``b = 15``: noise from 6e-4 to 1800 standard deviations
+    of the target. Near zero it is close to :math:`\lambda + r`.
 
     Args:
         num_outputs: Number of target columns; the network has twice as many features.
         batch_shape: ``(R,)`` for R replicas.
         log_noise_variance: Initial level, in units of the standardized targets.
-        bound: ``b``; 15 allows noise from 6e-4 to 1800 standard deviations of the target.
         device, dtype: Of parameters and buffers.
     """
 
@@ -145,15 +132,11 @@ class HeteroscedasticGaussian(Likelihood):
         *,
         batch_shape: tuple[int, ...] = (),
         log_noise_variance: float = -2.0,
-        bound: float = 15.0,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__(num_outputs, batch_shape)
-        check_positive("bound", bound)
-        self.bound = bound
-        self.log_noise_variance = self._parameter(log_noise_variance, device, dtype)
-        self._add_target_scaling(device, dtype)
+        super().__init__(num_outputs, batch_shape, device, dtype)
+        self.log_noise_variance = self._parameter(log_noise_variance)
 
     @property
     def num_features(self) -> int:
@@ -163,77 +146,14 @@ class HeteroscedasticGaussian(Likelihood):
     def noise_variance(self, f: Tensor) -> Tensor:
         """Return ``σ²`` of every row, standardized units, shape ``(*batch_shape, S, N, O)``."""
         raw = f[..., self.num_outputs :] + self._per_row(self.log_noise_variance)
-        return (self.bound * torch.tanh(raw / self.bound)).exp()
+        return (_BOUND * torch.tanh(raw / _BOUND)).exp()
 
     def log_prob(self, f: Tensor, y: Tensor) -> Tensor:
-        """See :meth:`Likelihood.log_prob`."""
         z, target_scale = self._standardized(f, y)
         mean, variance = f[..., : self.num_outputs], self.noise_variance(f)
         return self._over_outputs(gaussian_log_prob(mean, z, variance, target_scale))
 
     def predictive(self, f: Tensor) -> Predictive:
-        """See :meth:`Likelihood.predictive`."""
-        self._check_values(f)
-        loc, target_scale = self._in_units(f[..., : self.num_outputs])
+        loc, target_scale = self._in_units(f)
         scale = self.noise_variance(f.double()).sqrt() * target_scale
         return self._mixture(Predictive.gaussian, loc, scale)
-
-    def noise_parameters(self) -> list[nn.Parameter]:
-        """Return ``[log_noise_variance]``, the level."""
-        return [self.log_noise_variance]
-
-    def set_target_scaling(self, y: Tensor) -> None:
-        """Set ``target_mean`` and ``target_scale`` (population std; 1 for a constant target)."""
-        self._standardize_targets(y)
-
-    def extra_repr(self) -> str:
-        """Show the sizes and the bound."""
-        return f"{super().extra_repr()}, bound={self.bound}"
-
-
-@final
-class BalancedGradients(Likelihood):
-    r"""A heteroscedastic likelihood whose gradients are weighted by ``w ∝ σ^{2γ}`` of mean 1.
-
-    The gradient of the likelihood with respect to a mean is ``(y − m) / σ²``: rows that the
-    network has declared noisy get small gradients, so their mean is never learned and they stay
-    noisy. ``γ = 1`` gives the mean the gradient of least squares, ``γ = 0`` is the likelihood
-    itself (Seitzer et al., 2022). Only gradients are weighted; values are those of ``inner``.
-
-    Args:
-        inner: The likelihood; its parameters are trained, and predictions are its own.
-        balance: ``γ``.
-    """
-
-    def __init__(self, inner: HeteroscedasticGaussian, *, balance: float = 0.5) -> None:
-        super().__init__(inner.num_outputs, inner.batch_shape)
-        self.inner, self.balance = inner, balance
-
-    @property
-    def num_features(self) -> int:
-        """As the inner likelihood."""
-        return self.inner.num_features
-
-    def log_prob(self, f: Tensor, y: Tensor) -> Tensor:
-        """Return ``log p(y | f)``, with weighted gradients."""
-        value = self.inner.log_prob(f, y)
-        weight = self.inner.noise_variance(f.detach()).mean(-1) ** self.balance
-        weight = weight / weight.mean((-2, -1), keepdim=True)
-        fixed = value.detach()
-        return fixed + weight.detach() * (value - fixed)
-
-    def predictive(self, f: Tensor) -> Predictive:
-        """As the inner likelihood."""
-        return self.inner.predictive(f)
-
-    def noise_parameters(self) -> list[nn.Parameter]:
-        """As the inner likelihood."""
-        return self.inner.noise_parameters()
-
-    def set_target_scaling(self, y: Tensor) -> None:
-        """As the inner likelihood."""
-        self.inner.set_target_scaling(y)
-
-    def check_targets(self, y: Tensor) -> None:
-        """As the inner likelihood."""
-        self.inner.check_targets(y)

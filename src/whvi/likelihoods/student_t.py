@@ -12,11 +12,11 @@ import math
 from typing import final
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from whvi.errors import ConfigError
-from whvi.likelihoods.base import Likelihood
+from whvi.likelihoods.base import RealLikelihood
 from whvi.likelihoods.gaussian import MIN_NOISE_VARIANCE
 from whvi.predictive import Predictive
 from whvi.predictive.numerics import student_t_log_prob
@@ -26,8 +26,8 @@ MIN_DF = 2.01
 
 
 @final
-class StudentT(Likelihood):
-    r"""Student-t noise with a learned scale per output and learned or fixed degrees of freedom.
+class StudentT(RealLikelihood):
+    r"""Student-t noise with a learned scale and learned degrees of freedom per output.
 
     The scale :math:`s` is not the standard deviation, which is :math:`s \sqrt{\nu / (\nu - 2)}`.
 
@@ -35,12 +35,9 @@ class StudentT(Likelihood):
         num_outputs: Number of target columns.
         batch_shape: ``(R,)`` for R replicas.
         df: Initial degrees of freedom, above 2.01.
-        learn_df: Whether ``df`` is a parameter (per output) or stays fixed.
         log_squared_scale: Initial ``log s²``, in units of the standardized targets.
         device, dtype: Of parameters and buffers.
     """
-
-    raw_df: Tensor
 
     def __init__(
         self,
@@ -48,22 +45,16 @@ class StudentT(Likelihood):
         *,
         batch_shape: tuple[int, ...] = (),
         df: float = 4.0,
-        learn_df: bool = True,
         log_squared_scale: float = -2.0,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__(num_outputs, batch_shape)
+        super().__init__(num_outputs, batch_shape, device, dtype)
         if not (isinstance(df, int | float) and MIN_DF < df < math.inf):
             raise ConfigError(f"df must be a finite number above {MIN_DF}, got {df!r}")
-        self.log_squared_scale = self._parameter(log_squared_scale, device, dtype)
+        self.log_squared_scale = self._parameter(log_squared_scale)
         excess = df - MIN_DF
-        raw_df = self._parameter(excess + math.log(-math.expm1(-excess)), device, dtype)
-        if learn_df:
-            self.raw_df = raw_df
-        else:
-            self.register_buffer("raw_df", raw_df.detach())
-        self._add_target_scaling(device, dtype)
+        self.raw_df = self._parameter(excess + math.log(-math.expm1(-excess)))
 
     @property
     def df(self) -> Tensor:
@@ -77,7 +68,6 @@ class StudentT(Likelihood):
         return (squared * self.df / (self.df - 2)).sqrt() * self.target_scale
 
     def log_prob(self, f: Tensor, y: Tensor) -> Tensor:
-        """See :meth:`Likelihood.log_prob`."""
         z, target_scale = self._standardized(f, y)
         scale = (self._per_row(self.log_squared_scale).exp() + MIN_NOISE_VARIANCE).sqrt()
         log_jacobian = scale.log() + target_scale.log()
@@ -85,21 +75,7 @@ class StudentT(Likelihood):
         return self._over_outputs(student_t_log_prob(t, self._per_row(self.df)) - log_jacobian)
 
     def predictive(self, f: Tensor) -> Predictive:
-        """See :meth:`Likelihood.predictive`."""
-        self._check_values(f)
         loc, target_scale = self._in_units(f)
         squared = self.log_squared_scale.double().exp() + MIN_NOISE_VARIANCE
         scale = self._per_row(squared.sqrt()) * target_scale
         return self._mixture(Predictive.student_t, loc, scale, self._per_row(self.df.double()))
-
-    def noise_parameters(self) -> list[nn.Parameter]:
-        """Return the scale and, where it is learned, the degrees of freedom."""
-        return list(self.parameters())
-
-    def set_target_scaling(self, y: Tensor) -> None:
-        """Set ``target_mean`` and ``target_scale`` (population std; 1 for a constant target)."""
-        self._standardize_targets(y)
-
-    def extra_repr(self) -> str:
-        """Show the sizes and whether ``df`` is learned."""
-        return f"{super().extra_repr()}, learn_df={isinstance(self.raw_df, nn.Parameter)}"

@@ -12,7 +12,7 @@ from torch import Tensor
 from whvi._checks import check_positive_int
 from whvi.errors import ShapeError
 from whvi.plots import curves
-from whvi.plots.figures import BARS, BY_CHANCE, MEAN, POINTS, REFERENCE, flat_rows, shortened
+from whvi.plots.figures import BARS, MEAN, POINTS, REFERENCE, flat_rows, shortened, with_margin
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -27,12 +27,8 @@ def plot_predicted_against_true(
 ) -> None:
     """Plot the predicted mean and interval of every row against its true value.
 
-    Rows whose interval misses the true value (it does not cross the diagonal) are red.
-
-    Args:
-        y: True values, one per row.
-        mean, lower, upper: Predicted means and the ends of their intervals.
-        level: Level of the intervals, for the legend.
+    Rows whose interval misses the true value (it does not cross the diagonal) are red. ``level`` is
+    that of the intervals, for the legend.
     """
     y = flat_rows("y", y).double()
     named = {"mean": mean, "lower": lower, "upper": upper}
@@ -71,7 +67,9 @@ def plot_coverage(ax: Axes, pit: Tensor) -> None:
 
 def _against_diagonal(ax: Axes, share: Tensor, num_rows: int) -> None:
     lower, upper = curves.chance_band(_GRID, num_rows)
-    ax.fill_between(_GRID, lower, upper, label="95% by chance", **BY_CHANCE)
+    ax.fill_between(
+        _GRID, lower, upper, label="95% by chance", color="0.5", alpha=0.18, linewidth=0
+    )
     ax.plot([0, 1], [0, 1], label="calibrated", **REFERENCE)
     ax.plot(_GRID, share, label="observed", **MEAN)
     ax.set(xlim=(0, 1), ylim=(0, 1), aspect="equal")
@@ -107,9 +105,7 @@ def plot_error_by_std(ax: Axes, error: Tensor, std: Tensor, *, num_bins: int = 1
     ax.plot(bins.std, bins.rmse, "o-", color="C1", label="root mean square", markersize=4)
     ax.set(xlabel="predicted standard deviation", ylabel="error")
     ax.set_ylim(0, 1.05 * max(torch.quantile(error.abs().double()[:100_000], 0.99).item(), end))
-    low, high = std.min().item(), std.max().item()
-    margin = 0.05 * (high - low) or 0.05 * abs(high) or 1.0
-    ax.set_xlim(max(0.0, low - margin), high + margin)
+    ax.set_xlim(*with_margin(std, 0.05, lowest=0.0))
     ax.legend(loc="upper left", fontsize=8)
 
 
@@ -128,10 +124,8 @@ def plot_risk_coverage(
     ax.axhline(shown[-1].item(), label="all rows", **REFERENCE)
     ax.plot(kept, shown, label="most certain rows", **MEAN)
     start = min(int(0.05 * len(shown)), len(shown) - 1)  # a mean over few rows is mostly noise
-    low, high = shown[start:].min().item(), shown[start:].max().item()
-    margin = 0.1 * (high - low) or 0.1 * abs(high) or 0.1
-    ax.set(xlim=(0, 1), ylim=(max(0.0, low - margin), high + margin))
     name = "root mean squared error" if risk == "rmse" else "share of wrong labels"
+    ax.set(xlim=(0, 1), ylim=with_margin(shown[start:], 0.1, lowest=0.0))
     ax.set(xlabel="share of rows kept", ylabel=name)
     ax.legend(loc="lower right", fontsize=8)
 
@@ -139,10 +133,7 @@ def plot_risk_coverage(
 def plot_reliability(ax: Axes, probs: Tensor, labels: Tensor, *, num_bins: int = 10) -> None:
     """Plot accuracy against confidence; bars show the fraction of rows with that confidence.
 
-    Args:
-        probs: Shape ``(N, C)``.
-        labels: Integers 0, …, C − 1, shape ``(N,)``.
-        num_bins: Equal bins of the confidence.
+    See :func:`whvi.plots.curves.reliability`.
     """
     bins = curves.reliability(probs, labels, num_bins=num_bins)
     share = bins.num_rows / bins.num_rows.sum()
@@ -157,9 +148,7 @@ def plot_reliability(ax: Axes, probs: Tensor, labels: Tensor, *, num_bins: int =
 def plot_confusion(ax: Axes, predicted: Tensor, labels: Tensor, names: Sequence[str]) -> None:
     """Plot the number of rows of every true class with every predicted label.
 
-    Args:
-        predicted, labels: Integers 0, …, C − 1, shape ``(N,)``.
-        names: Names of the C classes.
+    ``predicted`` and ``labels`` are integers 0, …, C − 1, shape ``(N,)``, for the C ``names``.
     """
     if predicted.shape != labels.shape or labels.dim() != 1 or len(labels) == 0:
         shapes = f"{tuple(predicted.shape)} and {tuple(labels.shape)}"

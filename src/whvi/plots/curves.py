@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -10,8 +9,7 @@ import torch
 from torch import Tensor
 
 from whvi._checks import check_positive_int
-from whvi.errors import DataError
-from whvi.metrics import check_probs
+from whvi.metrics import check_pit, confidence_bins
 from whvi.plots.figures import flat_rows
 
 
@@ -23,7 +21,7 @@ def calibration_curve(pit: Tensor, probabilities: Sequence[float] | Tensor) -> T
         probabilities: K of them, in [0, 1]; a calibrated prediction returns them unchanged.
     """
     levels = torch.as_tensor(probabilities, dtype=torch.float64)
-    return (_check_pit(pit) <= levels.unsqueeze(-1)).double().mean(-1)
+    return (check_pit(pit) <= levels.unsqueeze(-1)).double().mean(-1)
 
 
 def coverage_by_level(pit: Tensor, levels: Sequence[float] | Tensor) -> Tensor:
@@ -32,7 +30,7 @@ def coverage_by_level(pit: Tensor, levels: Sequence[float] | Tensor) -> Tensor:
     ``y`` is in the central interval of level ``p`` exactly if ``|2 cdf(y) − 1| <= p``, so all
     levels need one evaluation of the cdf. For continuous targets.
     """
-    return calibration_curve((2 * _check_pit(pit) - 1).abs(), levels)
+    return calibration_curve((2 * check_pit(pit) - 1).abs(), levels)
 
 
 def chance_band(probabilities: Tensor, num_rows: int) -> tuple[Tensor, Tensor]:
@@ -107,22 +105,11 @@ def reliability(probs: Tensor, labels: Tensor, *, num_bins: int = 10) -> Reliabi
         labels: Integers 0, …, C − 1, shape ``(N,)``.
         num_bins: ``B``; empty bins are left out.
     """
-    check_positive_int("num_bins", num_bins)
-    check_probs(probs, labels)
-    confidence, predicted = probs.double().max(-1)
-    bins = ((confidence * num_bins).ceil() - 1).clamp(0, num_bins - 1).long()
+    confidence, correct, bins = confidence_bins(probs, labels, num_bins)
     count = torch.bincount(bins, minlength=num_bins)
     used = count > 0
 
     def mean(values: Tensor) -> Tensor:
         return (torch.bincount(bins, values, minlength=num_bins) / count)[used]
 
-    return Reliability(mean(confidence), mean((predicted == labels).double()), count[used])
-
-
-def _check_pit(values: Tensor) -> Tensor:
-    flat = flat_rows("pit", values).double()
-    low, high = flat.min().item(), flat.max().item()
-    if math.isnan(low) or low < 0 or high > 1:
-        raise DataError(f"pit must lie within [0, 1], got {low:g} to {high:g}: pass cdf(y)")
-    return flat
+    return Reliability(mean(confidence), mean(correct), count[used])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,7 +27,6 @@ DATA: Style = {"color": "C3", "markersize": 4, "linestyle": "none", "marker": "o
 POINTS: Style = DATA | {"color": "C0", "markersize": 3.5, "alpha": 0.6, "markeredgewidth": 0.0}
 BARS: Style = {"color": "C0", "alpha": 0.55}
 REFERENCE: Style = {"color": "0.5", "linewidth": 1.0, "linestyle": "--"}
-BY_CHANCE: Style = {"color": "0.5", "alpha": 0.18, "linewidth": 0.0}
 
 _DOTS_PER_INCH = 120
 
@@ -51,16 +51,13 @@ def save_figure(figure: Figure, path: Path, *, formats: Sequence[str] = ("png",)
     return targets
 
 
-def svg_text(figure: Figure, *, name: str, transparent: bool = True) -> str:
-    """Return ``figure`` as an SVG element for an HTML page.
+def svg_text(figure: Figure, *, name: str) -> str:
+    """Return ``figure`` as an SVG element for an HTML page, without a background.
 
-    Args:
-        figure: The figure.
-        name: Prefix of every id, so that one page can hold several figures.
-        transparent: Leave out the background.
+    ``name`` is the prefix of every id, so that one page can hold several figures.
     """
     stream = io.StringIO()
-    _save(figure, stream, "svg", salt=name, transparent=transparent)
+    _save(figure, stream, "svg", salt=name, transparent=True)
     text = stream.getvalue()
     text = text[text.index("<svg") :]  # without the XML declaration
     for before in (' id="', "url(#", 'href="#'):
@@ -79,6 +76,13 @@ def _save(figure: Figure, target: Any, suffix: str, *, salt: str, **options: Any
 def shortened(text: str, most: int = 20) -> str:
     """Cut ``text`` to at most ``most`` characters, so that it leaves space for the plot."""
     return text if len(text) <= most else text[: most - 1] + "…"
+
+
+def with_margin(values: Tensor, share: float, lowest: float = -math.inf) -> tuple[float, float]:
+    """Return the range of ``values`` and a ``share`` of it at either end, from ``lowest`` on."""
+    low, high = values.min().item(), values.max().item()
+    margin = share * (high - low) or share * abs(high) or share
+    return max(lowest, low - margin), high + margin
 
 
 def flat_rows(name: str, values: Tensor, length: int | None = None) -> Tensor:

@@ -11,19 +11,12 @@ from torch import Tensor
 
 from whvi.errors import ConfigError, ShapeError
 from whvi.plots.figures import DATA, DRAWS, EPISTEMIC, MEAN, TOTAL, flat_rows, shortened
-from whvi.predictive import Predictive
+from whvi.predictive import Interval, Predictive
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _MOST_TICKS = 200
-
-
-class Band(NamedTuple):
-    """The lower and the upper end of a band, each ``(N,)``."""
-
-    lower: Tensor
-    upper: Tensor
 
 
 def plot_bands(
@@ -64,34 +57,26 @@ def plot_bands(
         ax.plot(*(values.detach().flatten() for values in data), label="data", **DATA)
 
 
-def epistemic_band(predictive: Predictive, level: float) -> Band:
+def epistemic_band(predictive: Predictive, level: float) -> Interval:
     """Return the central band of the function values, without noise, at probability ``level``.
 
     For Gaussian components these are quantiles over the draws, for other families quantiles of a
     normal distribution with the predictive's mean and epistemic standard deviation.
     """
     components = predictive.gaussian_components()
-    if components is None:
-        return _normal_band(predictive.mean, predictive.epistemic, level)
-    return _band_of_draws(components[0], level)
+    draws = None if components is None else components[0]
+    return _band(draws, predictive.mean, predictive.epistemic, level)
 
 
-def _band_of_draws(values: Tensor, level: float) -> Band:
-    """Return quantiles of ``(..., S, N)`` over the draws ``S``."""
-    _check_level(level)
-    ends = torch.tensor([(1 - level) / 2, (1 + level) / 2], dtype=values.dtype)
-    return Band(*torch.quantile(values, ends, dim=-2))
-
-
-def _normal_band(mean: Tensor, std: Tensor, level: float) -> Band:
-    _check_level(level)
-    reach = NormalDist().inv_cdf((1 + level) / 2) * std
-    return Band(mean - reach, mean + reach)
-
-
-def _check_level(level: float) -> None:
+def _band(draws: Tensor | None, mean: Tensor, std: Tensor, level: float) -> Interval:
+    """Return quantiles over ``draws (S, N)``; without draws, of a normal distribution."""
     if not 0 < level < 1:
         raise ConfigError(f"level must lie strictly between 0 and 1, got {level!r}")
+    if draws is not None:
+        ends = torch.tensor([(1 - level) / 2, (1 + level) / 2], dtype=draws.dtype)
+        return Interval(*torch.quantile(draws, ends, dim=-2))
+    reach = NormalDist().inv_cdf((1 + level) / 2) * std
+    return Interval(mean - reach, mean + reach)
 
 
 class Effect(NamedTuple):
@@ -99,7 +84,7 @@ class Effect(NamedTuple):
 
     values: tuple[Any, ...]  # K values of the feature: numbers, or names of categories
     mean: Tensor  # (K,)
-    band: Band | None  # epistemic uncertainty of the mean over rows
+    band: Interval | None  # epistemic uncertainty of the mean over rows
 
 
 def feature_effect(
@@ -129,20 +114,16 @@ def feature_effect(
         probability = torch.stack([p.probs[:, label].mean() for p in predictives])
         return Effect(tuple(values), probability, None)
     mean = torch.stack([p.mean.mean() for p in predictives])
-    draws = [components[0].mean(-1) for p in predictives if (components := p.gaussian_components())]
-    if draws:
-        return Effect(tuple(values), mean, _band_of_draws(torch.stack(draws, dim=-1), level))
     std = torch.stack([p.epistemic.mean() for p in predictives])
-    return Effect(tuple(values), mean, _normal_band(mean, std, level))
+    each = [components[0].mean(-1) for p in predictives if (components := p.gaussian_components())]
+    draws = torch.stack(each, dim=-1) if each else None
+    return Effect(tuple(values), mean, _band(draws, mean, std, level))
 
 
 def plot_effect(ax: Axes, effect: Effect, *, name: str, data: Tensor | None = None) -> None:
     """Plot an effect: a line with a band over numbers, dots with bars over categories.
 
-    Args:
-        effect: The effect.
-        name: Name of the feature.
-        data: Values of the feature, drawn as ticks along the axis.
+    ``name`` is that of the feature; ``data`` are its values, drawn as ticks along the axis.
     """
     ax.set_xlabel(shortened(name, 40))
     values, mean, band = effect

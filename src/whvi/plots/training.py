@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from whvi.errors import ShapeError
-from whvi.plots.figures import MEAN, MEMBER
+from whvi.plots.figures import MEAN, MEMBER, with_margin
 from whvi.training.history import History
 
 if TYPE_CHECKING:
@@ -26,11 +26,9 @@ def plot_elbo(ax: Axes, history: History) -> None:
     log_lik, kl = _replicas(history.expected_log_lik), _replicas(history.kl)
     values = log_lik - np.asarray(history.beta)[:, np.newaxis] * kl
     _lines(ax, history, values)
-    settled = values[len(values) // 10 :]
-    low, high = settled.min(), settled.max()
-    margin = 0.08 * (high - low) or 1.0
     name = "ELBO" if history.beta[-1] == 1 else f"E[log p] − {history.beta[-1]:g} KL"
-    ax.set(ylim=(low - margin, high + margin), ylabel=f"{name} (nats)")
+    settled = torch.from_numpy(values[len(values) // 10 :])
+    ax.set(ylim=with_margin(settled, 0.08), ylabel=f"{name} (nats)")
 
 
 def plot_kl(ax: Axes, history: History) -> None:

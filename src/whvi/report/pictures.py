@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,7 +13,7 @@ from torch import Tensor, nn
 
 from whvi import plots
 from whvi.layers.linear import RandomLinear
-from whvi.plots.figures import shortened
+from whvi.plots.figures import shortened, with_margin
 from whvi.predictive import Predictive
 from whvi.report.scores import pit_values
 from whvi.report.words import number
@@ -26,7 +24,14 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _INK = "#010203"  # placeholder of the page's text color
-_INK_SETTINGS = ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color")
+_PAGE_STYLE: dict[Any, Any] = {
+    **dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor"), _INK),
+    **dict.fromkeys(("xtick.color", "ytick.color"), _INK),
+    "legend.framealpha": 0.0,
+    "legend.edgecolor": "none",
+    "font.size": 9,
+    "text.parse_math": False,  # a dollar sign in a name is a dollar sign
+}
 _WIDTH, _HEIGHT = 4.6, 3.7  # inches
 _MOST_EFFECTS, _EFFECT_VALUES, _EFFECT_ROWS, _MOST_CATEGORIES = 12, 11, 50, 8
 _COVARIANCE_SIDE, _COVARIANCE_DRAWS = 8, 400
@@ -73,32 +78,22 @@ class Picture:
 
 def _draw(title: str, plot: Callable[..., None], *args: Any, **options: Any) -> Picture:
     """Call ``plot(axes, *args, **options)`` on new axes."""
-    with _page_ink():
+    import matplotlib as mpl
+
+    with mpl.rc_context(_PAGE_STYLE):
         figure = plots.new_figure(width=_WIDTH, height=_HEIGHT)
         plot(figure.axes[0], *args, **options)
         svg = plots.svg_text(figure, name=f"p{zlib.crc32(title.encode()):08x}")
     return Picture(title, svg.replace(_INK, "currentColor"), _CAPTIONS.get(title, ""))
 
 
-@contextlib.contextmanager
-def _page_ink() -> Iterator[None]:
-    import matplotlib as mpl
-
-    settings: dict[Any, Any] = dict.fromkeys(_INK_SETTINGS, _INK)
-    settings |= {"legend.framealpha": 0.0, "legend.edgecolor": "none", "font.size": 9}
-    settings["text.parse_math"] = False  # a dollar sign in a name is a dollar sign
-    with mpl.rc_context(settings):
-        yield
-
-
 def regression_pictures(predictive: Predictive, y: Tensor, *, level: float) -> list[Picture]:
     """Plot predictions, calibration, PIT, coverage, errors and risk of one output."""
-    lower, upper = predictive.interval(level)
     mean, std, pit = predictive.mean, predictive.std, pit_values(predictive, y)
-    against_true = partial(plots.plot_predicted_against_true, level=level)
+    against_true, ends = plots.plot_predicted_against_true, predictive.interval(level)
     bins = min(20, max(4, len(y) // 15))
     return [
-        _draw("Predicted against true", against_true, y, mean, lower, upper),
+        _draw("Predicted against true", against_true, y, mean, *ends, level=level),
         _draw("Calibration", plots.plot_calibration, pit),
         _draw("Coverage by level", plots.plot_coverage, pit),
         _draw("Where true values fall in their predictions", plots.plot_pit, pit, num_bins=bins),
@@ -110,14 +105,11 @@ def regression_pictures(predictive: Predictive, y: Tensor, *, level: float) -> l
 def label_pictures(predictive: Predictive, labels: Tensor, names: Sequence[str]) -> list[Picture]:
     """Plot reliability, confusion and risk of a classification."""
     predicted, entropy = predictive.mode, predictive.entropy()
-    wrong, risk = (
-        (predicted != labels).double(),
-        partial(plots.plot_risk_coverage, risk="error rate"),
-    )
+    wrong, risk = (predicted != labels).double(), plots.plot_risk_coverage
     return [
         _draw("Reliability", plots.plot_reliability, predictive.probs, labels),
         _draw("Confusion", plots.plot_confusion, predicted, labels, names),
-        _draw("Wrong labels among the most certain rows", risk, wrong, entropy),
+        _draw("Wrong labels among the most certain rows", risk, wrong, entropy, risk="error rate"),
     ]
 
 
@@ -132,30 +124,18 @@ def effect_pictures(model: Any, x: pd.DataFrame) -> list[Picture]:
     for column in model.schema_.columns[:_MOST_EFFECTS]:
         name, values = column.name, _effect_values(column, x[column.name])
         if len(values) > 1:
-            predict = partial(_predict_with, model, sample, name)
-            effects[name] = plots.feature_effect(predict, values, label=label)
+            predicted = {v: model.predict_dist(sample.assign(**{name: v})) for v in values}
+            effects[name] = plots.feature_effect(predicted.__getitem__, values, label=label)
     if not effects:
         return []
-    ends = _common_range(list(effects.values()))
+    curves = [curve for each in effects.values() for curve in (each.mean, *(each.band or ()))]
+    ends = with_margin(torch.cat(curves), 0.05)
     strongest = sorted(effects, key=lambda name: -_strength(effects[name]))
     return [_effect_picture(effects[name], x[name], target, ends) for name in strongest]
 
 
-def _predict_with(model: Any, sample: pd.DataFrame, name: str, value: Any) -> Predictive:
-    predictive: Predictive = model.predict_dist(sample.assign(**{name: value}))
-    return predictive
-
-
 def _strength(effect: plots.Effect) -> float:
     return (effect.mean.max() - effect.mean.min()).item()
-
-
-def _common_range(effects: list[plots.Effect]) -> tuple[float, float]:
-    """Return the range of all effects and their bands, with a margin."""
-    curves = [curve for each in effects for curve in (each.mean, *(each.band or ()))]
-    low, high = (end.item() for end in torch.aminmax(torch.cat(curves)))
-    margin = 0.05 * (high - low) or 1.0
-    return low - margin, high + margin
 
 
 def _effect_values(column: Any, series: pd.Series) -> list[Any]:

@@ -27,7 +27,14 @@ class IntervalScore:
 
 
 @dataclass(frozen=True)
-class RegressionScores:
+class _Record:
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain values, ready for JSON."""
+        return dataclasses.asdict(self)
+
+
+@dataclass(frozen=True)
+class RegressionScores(_Record):
     """Scores of a regression. Errors are in units of the target, ``mnll`` in nats per row."""
 
     num_rows: int
@@ -41,13 +48,9 @@ class RegressionScores:
     epistemic_share: float  # fraction of the predicted variance
     intervals: tuple[IntervalScore, ...]
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return plain values, ready for JSON."""
-        return dataclasses.asdict(self)
-
 
 @dataclass(frozen=True)
-class LabelScores:
+class LabelScores(_Record):
     """Scores of a classification. ``log_loss`` is in nats per row."""
 
     num_rows: int
@@ -58,10 +61,6 @@ class LabelScores:
     ece: float
     mean_confidence: float
     auroc: float | None  # for two classes, both present
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return plain values, ready for JSON."""
-        return dataclasses.asdict(self)
 
 
 def score_regression(

@@ -36,12 +36,9 @@ def regression_sentences(scores: RegressionScores, predictive: Predictive, y: Te
 def interval_sentence(interval: IntervalScore, num_rows: int) -> str:
     """Describe the coverage of one level, and whether chance explains the difference."""
     low, high = _by_chance(interval.level, num_rows)
-    if interval.coverage < low:
-        verdict = "too few: the intervals are too narrow"
-    elif interval.coverage > high:
-        verdict = "too many: the intervals are wider than necessary"
-    else:
-        verdict = "consistent with the level"
+    few = "too few: the intervals are too narrow"
+    many = "too many: the intervals are wider than necessary"
+    verdict = _verdict(interval.coverage, (low, high), few, many, "consistent with the level")
     return (
         f"{level(interval.level)} intervals cover {share(interval.coverage)} of "
         f"{count(num_rows, 'test row')} ({verdict}; a calibrated model covers {share(low)} to "
@@ -52,13 +49,10 @@ def interval_sentence(interval: IntervalScore, num_rows: int) -> str:
 
 def label_sentences(scores: LabelScores, predictive: Predictive, labels: Tensor) -> list[str]:
     """Describe accuracy, confidence, and whether the uncertainty can rank rows."""
-    low, high = _by_chance(scores.mean_confidence, scores.num_rows)
-    if scores.accuracy < low:
-        verdict = "higher than the accuracy, so the model is overconfident"
-    elif scores.accuracy > high:
-        verdict = "lower than the accuracy, so the model is underconfident"
-    else:
-        verdict = "consistent with the accuracy"
+    ends = _by_chance(scores.mean_confidence, scores.num_rows)
+    over = "higher than the accuracy, so the model is overconfident"
+    under = "lower than the accuracy, so the model is underconfident"
+    verdict = _verdict(scores.accuracy, ends, over, under, "consistent with the accuracy")
     sentences = [
         f"The predicted label is correct for {share(scores.accuracy)} of "
         f"{count(scores.num_rows, 'test row')}. Always predicting the most frequent class of these "
@@ -80,6 +74,10 @@ def label_sentences(scores: LabelScores, predictive: Predictive, labels: Tensor)
 def _by_chance(probability: float, num_rows: int) -> tuple[float, float]:
     low, high = chance_band(torch.tensor([probability], dtype=torch.float64), num_rows)
     return low.item(), high.item()
+
+
+def _verdict(value: float, ends: tuple[float, float], below: str, above: str, inside: str) -> str:
+    return below if value < ends[0] else above if value > ends[1] else inside
 
 
 def _last_sentences(loss: Tensor, uncertainty: Tensor, risk: str) -> list[str]:

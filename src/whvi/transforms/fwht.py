@@ -185,10 +185,6 @@ def _(x: Tensor, normalize: bool) -> Tensor:
     return torch.empty(x.shape, dtype=x.dtype, device=x.device)
 
 
-def _operator_setup(ctx: Any, inputs: tuple[Tensor, bool], output: Tensor) -> None:
-    ctx.normalize = inputs[1]
-
-
 def _operator_backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
     return _operator(grad, ctx.normalize), None
 
@@ -199,5 +195,5 @@ def _operator_vmap(
     return _operator(x.movedim(in_dims[0] or 0, 0), normalize), 0
 
 
-_operator.register_autograd(_operator_backward, setup_context=_operator_setup)
+_operator.register_autograd(_operator_backward, setup_context=_Composable.setup_context)
 _operator.register_vmap(_operator_vmap)
