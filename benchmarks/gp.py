@@ -19,7 +19,7 @@ from torch import Tensor
 from benchmarks.records import Cell, timed_cell
 from benchmarks.timing import Effort, Rival
 from whvi.gp import RandomFeatureGP
-from whvi.training.memory import keep_freed_memory
+from whvi.training.process import keep_freed_memory
 
 TITLE = "Gaussian process, side 64"
 FIT_ROWS = (10_000, 200_000)

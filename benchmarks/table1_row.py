@@ -31,7 +31,7 @@ from reproduction.paper import DATASETS
 from reproduction.runner import Unit, plan_units
 from reproduction.selection import choose
 from reproduction.table1 import chunk_size, expected_cost
-from whvi.training.memory import keep_freed_memory
+from whvi.training.process import keep_freed_memory
 
 TRAINED = [n for n, m in METHODS.items() if isinstance(m, NetworkMethod | NoisyKFACMethod)]
 _FEW, _MORE = 40, 8  # the steps are divided by; closer together, noise decides

@@ -93,13 +93,12 @@ def _fit_step(width: int, batch_shape: tuple[int, ...] = ()) -> Rival:
     model = whvi.mlp(_IN_FEATURES, (width, width), 1, batch_shape=batch_shape)
     likelihood = Gaussian(1, batch_shape=batch_shape)
     config = whvi.FitConfig(num_steps=1_000_000, batch_size=_BATCH, noise_hold_steps=0)
-    ranks = current_ranks()
-    state = TrainingState(model, likelihood, config, ranks)
-    stepper = Stepper(model, likelihood, state, config, ranks, _NUM_DATA)
+    stepper = Stepper(TrainingState(model, likelihood, config, current_ranks()), _NUM_DATA)
     x, y = torch.randn(*batch_shape, _BATCH, _IN_FEATURES), torch.randn(*batch_shape, _BATCH)
 
     def call() -> None:
-        stepper.take(x, y)
+        _, gradients, _ = stepper.evaluate(x, y)
+        stepper.descend(gradients)
 
     return Rival(call, parts=batch_shape[0] if batch_shape else 1)
 

@@ -34,7 +34,7 @@ from torch.nn import functional
 
 from whvi.errors import ConfigError, NumericalError
 from whvi.likelihoods import Likelihood
-from whvi.training.seeds import seeded_generator
+from whvi.training.config import seeded_generator
 
 
 @dataclass(frozen=True, kw_only=True)

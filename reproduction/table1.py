@@ -26,7 +26,7 @@ from reproduction.report import write_report
 from reproduction.runner import Unit, parse_shard, plan_units, run_units
 from reproduction.selection import Choice, Known, Scores, choose, training_work
 from whvi.errors import ConfigError
-from whvi.training.memory import keep_freed_memory
+from whvi.training.process import keep_freed_memory
 
 SEEDS = (0,)
 PROTOCOLS = ("literature", "random")

@@ -18,7 +18,7 @@ ROOT = Path(whvi.__file__).parent
 # A unit imports from its own row and from rows above it.
 ROWS = [
     {"errors"},
-    {"_checks", "_sealed"},
+    {"_checks", "_files", "_sealed"},
     {"_kernel", "transforms", "sampling"},
     {"functional", "priors", "posteriors"},
     {"layers", "likelihoods", "predictive", "functions"},

@@ -54,6 +54,8 @@ LAYOUTS = {
     "s2 per row": ((7,), (), (), (7,)),
     "blocks before rows": ((7,), (3, 1), (3, 1), (3, 1)),
     "g alone has rows": ((), (), (7,), ()),
+    "g alone has rows, K blocks": ((), (3,), (7, 3), (3,)),
+    "blocks before draws and rows": ((5, 7), (3, 1, 1), (3, 5, 1), (3, 1, 1)),
     "s1 alone has rows": ((), (7,), (), ()),
     "scales of other axes": ((2, 1, 3, 1), (5, 1, 1), (3, 1), (2, 5, 1, 7)),
     "five axes, all different": ((2, 1, 3, 1, 2), (3, 1, 1, 2), (2, 3, 1, 5, 1), (1, 3, 1, 2)),

@@ -17,7 +17,7 @@ from reproduction.figure2.cells import Cell
 from reproduction.records import Record
 from reproduction.runner import Unit
 from whvi.gp.optimise import fit_collapsed
-from whvi.training.memory import keep_freed_memory
+from whvi.training.process import keep_freed_memory
 
 NUM_POINTS, QUICK_POINTS = 10_000, 2_500
 _TEST_FRACTION = 0.2

@@ -19,7 +19,7 @@ from reproduction.noisy_kfac import (
 )
 from whvi.likelihoods import Likelihood
 from whvi.predictive import Predictive
-from whvi.training.seeds import seeded_generator
+from whvi.training.config import seeded_generator
 
 _VALUES_AT_ONCE = 1 << 23  # of a hidden layer in prediction: 32 MB
 

@@ -33,7 +33,7 @@ from whvi.likelihoods import Likelihood
 from whvi.models.mlp import LayerFactory
 from whvi.predictive import Predictive
 from whvi.training import FitConfig, fit
-from whvi.training.seeds import seeded_generator
+from whvi.training.config import seeded_generator
 
 _LAYERS: dict[str, tuple[LayerFactory, LayerFactory]] = {
     "structured": (WHVILinear, MeanFieldLinear),

@@ -19,7 +19,6 @@ import torch
 from tests.training.doubles import gaussian, tiny_config, tiny_data, tiny_net
 from whvi._sealed import seal
 from whvi.training import Checkpoints, fit
-from whvi.training import checkpoint as checkpoint_module
 
 
 def run(folder: Path, *, num_steps: int = 90, pause: float = 0.0) -> None:
@@ -60,7 +59,7 @@ def die_inside_write(call: int, moment: str) -> None:
         if calls == call:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    checkpoint_module.os.replace = dying_replace
+    os.replace = dying_replace
 
 
 if __name__ == "__main__":

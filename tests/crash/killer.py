@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 
 import torch._dynamo  # noqa: F401  # torch.optim imports it on first use: once, not per child
+
 from tests.crash.job import die_inside_write, run
 
 MOMENTS = ("half", "before", "after")

@@ -6,10 +6,11 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
-from tests.training.doubles import tiny_config, tiny_data
+from tests.training.doubles import gaussian, tiny_config, tiny_data, tiny_net
 from whvi.errors import ConfigError, DataError, ShapeError
 from whvi.training.batches import LoaderBatches, TensorBatches, batch_source, epoch_order
 from whvi.training.distributed import Ranks
+from whvi.training.state import TrainingState
 
 CPU = torch.device("cpu")
 
@@ -114,16 +115,10 @@ def test_a_spent_generator_is_refused():
         take(source, 2)
 
 
-class TestDoor:
-    def source(self, data, batch_shape=(), num_data=None):
-        return batch_source(
-            data,
-            config=tiny_config(),
-            num_data=num_data,
-            batch_shape=batch_shape,
-            ranks=Ranks(),
-            device=CPU,
-        )
+class TestChecks:
+    def source(self, data, num_data=None):
+        state = TrainingState(tiny_net(), gaussian(), tiny_config(), Ranks())
+        return batch_source(data, state, num_data)
 
     def test_an_iterable_needs_num_data(self):
         with pytest.raises(ConfigError, match="num_data"):

@@ -21,10 +21,9 @@ from whvi.errors import ConfigError, DataError
 from whvi.layers.protocol import kl
 from whvi.training import FitConfig, fit
 from whvi.training.batches import TensorBatches
+from whvi.training.config import kl_weight, learning_rate, seeded_generator
 from whvi.training.distributed import Ranks
 from whvi.training.loop import log_predictive_density
-from whvi.training.schedules import kl_weight, learning_rate
-from whvi.training.seeds import seeded_generator
 
 
 def trained(config, *, data=None, **options):
@@ -115,7 +114,9 @@ def test_history_is_complete_and_json_ready():
     assert scored == [7, 14, 21, 28, 33]
     assert history.learning_rate == [learning_rate(config, s - 1) for s in due]
     assert json.loads(json.dumps(history.as_dict())) == history.as_dict()
-    assert {len(column) for column in history.as_dict().values()} == {len(history)}
+    columns = history.as_dict()
+    assert columns.pop("compiled") is False
+    assert {len(column) for column in columns.values()} == {len(history)}
 
 
 class TestValidation:

@@ -11,8 +11,6 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from torch import Tensor
-
 from whvi._checks import check_positive_int, is_power_of_two, next_power_of_two
 from whvi.errors import ShapeError
 
@@ -144,98 +142,73 @@ _STRIDES = (  # in the order in which kernel.c reads them
 )
 
 
-class _Axis(NamedTuple):
+class _Loop(NamedTuple):
     """Neighbouring leading axes that every operand treats alike, as one."""
 
-    size: int
-    strides: Shape  # of each operand and the output, in elements; 0 where shared
+    size: int = 1
+    strides: Shape = (0,) * 7  # of each operand and the output, in elements; 0 where shared
 
 
 class Layout(NamedTuple):
-    """The loops of one kernel call: replicas ``R``, draws ``S``, rows ``N``, blocks ``K``.
+    """The loops of one kernel call, in the order of the leading axes: ``R, S, N, K``.
 
-    Rows share ``s1`` and ``s2``, blocks share ``x``; ``R`` and ``S`` may be any two axes.
+    Rows ``N`` share ``s1`` and ``s2``, blocks ``K`` share ``x``; ``R`` and ``S`` are for replicas
+    and draws, or whatever else comes before the rows.
     """
 
     views: Views
-    loops: dict[int, _Axis]  # in the order of the leading axes; a loop that is not there has size 1
-    sizes: Shape  # (R, S, N, K, D)
+    loops: tuple[_Loop, ...]
 
     @classmethod
     def of(cls, views: Views, *, noisy: bool) -> Layout | None:
         """Return the loops, or ``None`` if the kernel has too few for this broadcast."""
-        loops = _assign(_merge(views))
-        if loops is None:
-            return None
-        sizes = [loops[loop].size if loop in loops else 1 for loop in _LOOPS]
-        layout = cls(views, loops, (*sizes, views.s1[-1]))
+        left = _merge(views)
+        blocks = left.pop() if left and not left[-1].strides[_X] else _Loop()
+        is_rows = left and not (left[-1].strides[_S1] or left[-1].strides[_S2])
+        rows = left.pop() if is_rows else _Loop()
         # in the kernel, rows that draw their own g have one mean
-        return None if noisy and layout.stride(_G, _N) else layout
+        if len(left) > 2 or (noisy and rows.strides[_G]):
+            return None
+        return cls(views, (*left, *[_Loop()] * (2 - len(left)), rows, blocks))
 
-    def stride(self, operand: int, loop: int) -> int:
-        """Return how far apart entries of ``operand`` are in ``loop``; 0 if they are the same."""
-        return self.loops[loop].strides[operand] if loop in self.loops else 0
+    @property
+    def sizes(self) -> Shape:
+        """``(R, S, N, K, D)``: the shape of the noise."""
+        return (*(loop.size for loop in self.loops), self.views.s1[-1])
 
     def table(self) -> Shape:
         """Return sizes and strides in the order in which kernel.c reads them."""
-        views, (*_, K, D) = self.views, self.sizes
-        widths = (views.x[-1], views.bias[-1] if views.has_blocks else K * D)
-        return (*self.sizes, *widths, *(self.stride(*pair) for pair in _STRIDES))
+        views, sizes = self.views, self.sizes
+        widths = (views.x[-1], views.bias[-1] if views.has_blocks else sizes[_K] * sizes[-1])
+        return (*sizes, *widths, *(self.loops[loop].strides[i] for i, loop in _STRIDES))
 
     def gradient_shape(self, operand: int) -> Shape:
         """Return the shape ``(R, S, N, K, width)`` in which the kernel makes a gradient."""
         R, S, N, K, _ = self.sizes
-        has_rows = operand == _X or (operand == _G and self.stride(_G, _N) != 0)
+        has_rows = operand == _X or (operand == _G and self.loops[_N].strides[_G] != 0)
         has_blocks = operand not in (_X, _BIAS)
         return R, S, N if has_rows else 1, K if has_blocks else 1, self.views[operand][-1]
 
-    def fold(self, operand: int) -> Fold | None:
-        """Return how the kernel's gradient becomes that of the operand; ``None`` if it is it."""
+    def shared_loops(self, operand: int) -> list[int]:
+        """Return the loops over which the kernel's gradient of an operand must be summed."""
         made = self.gradient_shape(operand)
-        own = [loop for loop, axis in self.loops.items() if axis.strides[operand]]
-        others = [loop for loop in _LOOPS if loop not in own]
-        shared = [loop for loop in others if made[loop] > 1]
-        return Fold(made, shared, (*others, *own, 4)) if shared or own != sorted(own) else None
-
-    def to_leading(self, noise: Tensor) -> Tensor:
-        """Bring noise from the order of the loops to ``(*leading, D)``."""
-        absent = [loop for loop in _LOOPS if loop not in self.loops]
-        return (
-            noise.view(self.sizes)
-            .permute(*absent, *self.loops, 4)
-            .reshape(*self.views.leading, self.sizes[-1])
-        )
+        return [i for i in _LOOPS if made[i] > 1 and not self.loops[i].strides[operand]]
 
 
-class Fold(NamedTuple):
-    """A gradient of shape ``made``, to be summed over ``shared`` loops and brought in order."""
-
-    made: Shape
-    shared: list[int]
-    order: Shape
-
-    def __call__(self, gradient: Tensor, shape: Shape) -> Tensor:
-        """Return the gradient of the operand, of ``shape``."""
-        if self.shared:
-            gradient = gradient.sum(self.shared, keepdim=True)
-        return gradient.permute(self.order).reshape(shape)
-
-
-def _merge(views: Views) -> list[_Axis]:
+def _merge(views: Views) -> list[_Loop]:
     """Leading axes with their strides, neighbours merged where every operand allows it."""
     leading = views.leading
     output = _strides(views.out, len(views.out) - 1) + [views.s1[-1]] * views.has_blocks
     columns = [*(_strides(shape, len(leading)) for shape in views[: _BIAS + 1]), output]
-    merged: list[_Axis] = []
+    merged: list[_Loop] = []
     for extent, *strides in zip(leading, *columns, strict=True):
         if extent == 1:
             continue
-        if merged and all(
-            a == b * extent for a, b in zip(merged[-1].strides, strides, strict=True)
-        ):
-            merged[-1] = _Axis(merged[-1].size * extent, tuple(strides))
+        outer = merged[-1] if merged else None
+        if outer and all(a == b * extent for a, b in zip(outer.strides, strides, strict=True)):
+            merged[-1] = _Loop(outer.size * extent, tuple(strides))
         else:
-            merged.append(_Axis(extent, tuple(strides)))
+            merged.append(_Loop(extent, tuple(strides)))
     return merged
 
 
@@ -246,17 +219,3 @@ def _strides(shape: Shape, ndim: int) -> list[int]:
         strides.append(0 if extent == 1 else step)
         step *= extent
     return [0] * (ndim - len(strides)) + strides[::-1]
-
-
-def _assign(axes: list[_Axis]) -> dict[int, _Axis] | None:
-    """Choose a loop for every axis; ``None`` if they do not suffice."""
-    chosen: dict[_Axis, int] = {}
-    for axis in reversed(axes):
-        x, s1, g, s2, *_ = axis.strides
-        if _N not in chosen.values() and s1 == s2 == 0 and (x or not g):
-            chosen[axis] = _N
-        elif _K not in chosen.values() and x == 0:
-            chosen[axis] = _K
-    others = [axis for axis in axes if axis not in chosen]
-    chosen.update(zip(others, (_R, _S), strict=False))
-    return {chosen[axis]: axis for axis in axes} if len(others) <= 2 else None

@@ -103,7 +103,7 @@ def product(operands: Given, plan: BlockPlan | None, seed: int = 0) -> Tensor:
 def _compose(operands: Operands, views: Views, noise: Tensor | None, log_scale: bool) -> Tensor:
     """The product in torch operations; ``noise`` is ``(*leading, D)``."""
     x, s1, g, s2 = (t.reshape(shape) for t, shape in zip(operands[:4], views[:4], strict=True))
-    if operands.scale is not None:
+    if operands.scale is not None and noise is not None:
         scale = operands.scale.reshape(views.scale)
         g = g + (scale.exp() if log_scale else scale) * noise
     if x.shape[-1] < s2.shape[-1]:
@@ -145,8 +145,10 @@ class PreparedProduct:
         self.address = self._table.buffer_info()[0]
         self.out_shape = layout.views.out
         self.noise_entries = math.prod(layout.sizes)
-        folds = [layout.fold(operand) for operand in range(len(Operands._fields))]
-        self.folds = folds if any(folds) else None  # of gradients of operands that loops share
+        self.shared: list[tuple[int, list[int], Shape]] = []  # operands whose gradients are sums
+        for operand in range(len(Operands._fields)):
+            if loops := layout.shared_loops(operand):
+                self.shared.append((operand, loops, layout.gradient_shape(operand)))
 
     @cached_property
     def apply(self) -> Any:
@@ -209,21 +211,18 @@ def product_backward(
     wants_x: bool,
 ) -> list[Gradient]:
     """Return the gradients of the operands, outside autograd; that of ``x`` only if wanted."""
-    x, folds = operands[0], prepared.folds
+    x = operands[0]
     gradients: list[Gradient] = [None if t is None else _empty_like(t) for t in operands]
-    if folds is not None:
-        for i, fold in enumerate(folds):
-            if fold is not None and operands[i] is not None:
-                gradients[i] = x.new_empty(fold.made)
+    for i, _, made_shape in prepared.shared:
+        if operands[i] is not None:
+            gradients[i] = x.new_empty(made_shape)
     if not wants_x:
         gradients[0] = None
     element_bytes, threads = 4 if x.dtype is torch.float32 else 8, torch.get_num_threads()
     _BACKWARD(element_bytes, threads, prepared.address, seed, grad, noise, gradients, *operands)
-    if folds is not None:
-        for i, fold in enumerate(folds):
-            made = gradients[i]
-            if fold is not None and made is not None:
-                gradients[i] = fold(made, operands[i].shape)
+    for i, loops, _ in prepared.shared:
+        if (made := gradients[i]) is not None:
+            gradients[i] = made.sum(loops).view(operands[i].shape)
     return gradients
 
 
@@ -235,7 +234,7 @@ def _composed_backward(
     if operands.scale is not None:
         if noise is None:
             noise = normal_from_seed(layout.sizes, seed, dtype=operands.x.dtype)
-        noise = layout.to_leading(noise)
+        noise = noise.view(*layout.views.leading, layout.sizes[-1])
     y = _compose(operands, layout.views, noise, prepared.log_scale)
     return differentiable_gradients(y, operands, grad)
 

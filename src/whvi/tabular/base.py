@@ -33,7 +33,7 @@ from whvi.tabular.schema import learn_schema
 from whvi.tabular.storage import content_of, restored
 from whvi.tabular.tables import as_table
 from whvi.training.history import History, StepRecord
-from whvi.training.memory import keep_freed_memory
+from whvi.training.process import keep_freed_memory
 
 _WORTH_A_HEAD = 0.05
 """Nats per held-out row by which a later candidate must win: a second head costs the first one."""

@@ -20,8 +20,8 @@ from whvi.tabular.folds import Folds, common_fold, rotating_folds
 from whvi.tabular.networks import reset_network
 from whvi.tabular.plan import Plan
 from whvi.training import fit
+from whvi.training.config import seeded_generator
 from whvi.training.history import History, StepRecord
-from whvi.training.seeds import seeded_generator
 
 _VALUES_AT_ONCE = 1 << 19  # of a hidden layer in prediction: they stay in the cache
 _BLOCK = 1 << 23  # function values per pass over the rows: bounds the memory of a prediction

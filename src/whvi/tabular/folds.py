@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from whvi.training.seeds import seeded_generator
+from whvi.training.config import seeded_generator
 
 _FEWEST_ROWS = 10  # with fewer, nothing is left out: two rows cannot judge eight
 

@@ -17,7 +17,7 @@ from whvi.gp.model import RandomFeatureGP
 from whvi.gp.optimise import CollapsedFit
 from whvi.predictive import Predictive
 from whvi.tabular.regressor import ArrayInterval
-from whvi.training.memory import keep_freed_memory
+from whvi.training.process import keep_freed_memory
 
 _NUM_FEATURES = {"full": 1024, "mean-field": 1024, "whvi": 4096}
 _SEARCH_FEATURES = 512  # with which the hyper-parameters of a full posterior are found

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch import Tensor
 
+from whvi._files import atomic_write
 from whvi._sealed import seal, unseal
 from whvi.errors import ModelFileError
-from whvi.training.checkpoint import write_atomically
 
 if TYPE_CHECKING:
     from whvi.tabular import WHVIClassifier, WHVIRegressor
@@ -46,7 +46,8 @@ def write_model_file(
     try:
         if target.is_dir():
             raise ModelFileError(f"cannot write model file {target}: it is a folder")
-        write_atomically(target, seal(tensors, {**document, **header}))
+        with atomic_write(target, follow_symlinks=False) as stream:
+            stream.write(seal(tensors, {**document, **header}))
     except ModelFileError:
         raise
     except OSError as error:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 from collections.abc import Iterable, Iterator, Sized
-from typing import Protocol, cast, final
+from typing import cast, final
 
 import torch
 from torch import Tensor
@@ -17,25 +17,11 @@ from torch import Tensor
 from whvi._checks import check_finite, check_positive_int
 from whvi.errors import ConfigError, DataError, ShapeError
 from whvi.functions import check_rows, row_axis
-from whvi.training.config import FitConfig
+from whvi.training.config import seeded_generator
 from whvi.training.distributed import Ranks
-from whvi.training.seeds import seeded_generator
+from whvi.training.state import TrainingState
 
 Batch = tuple[Tensor, Tensor]
-
-
-class BatchSource(Protocol):
-    """An endless supply of batches that can be entered at any step."""
-
-    num_data: int
-
-    def batches(self, start: int) -> Iterator[Batch]:
-        """Yield ``(x, y)`` of step ``start``, ``start + 1``, … without end."""
-        ...
-
-    def fingerprint(self) -> dict[str, object]:
-        """Return what identifies the data, as plain values."""
-        ...
 
 
 def epoch_order(num_rows: int, seed: int, epoch: int) -> Tensor:
@@ -167,6 +153,10 @@ class LoaderBatches:
                 set_epoch(epoch)
 
 
+BatchSource = TensorBatches | LoaderBatches
+"""An endless supply of batches that can be entered at any step."""
+
+
 def targets_are_per_replica(y: Tensor, batch_shape: tuple[int, ...], num_rows: int) -> bool:
     """Tell ``(*batch_shape, N, ...)`` from ``(N, ...)``; refuse what is neither."""
     k = len(batch_shape)
@@ -188,34 +178,24 @@ def check_tensors(name: str, x: Tensor, y: Tensor, device: torch.device) -> None
         check_finite(part, tensor)
 
 
-def _described(data: object) -> str:
-    """Name what came: the types inside a tuple or list, else the type."""
-    if isinstance(data, tuple | list) and len(data) <= 4:
-        return f"({', '.join(type(part).__name__ for part in data)}) without num_data"
-    return f"{type(data).__name__} without num_data"
-
-
 def batch_source(
-    data: Batch | Iterable[Batch],
-    *,
-    config: FitConfig,
-    num_data: int | None,
-    batch_shape: tuple[int, ...],
-    ranks: Ranks,
-    device: torch.device,
+    data: Batch | Iterable[Batch], state: TrainingState, num_data: int | None
 ) -> BatchSource:
     """Make the source that suits ``data``: a pair of tensors, or an iterable of such pairs."""
     pair = tensor_pair(data)
     if pair is None:
         if num_data is None:
+            parts = data if isinstance(data, tuple | list) and len(data) <= 4 else [data]
             raise ConfigError(
-                f"data must be a pair (x, y) of tensors, or an iterable of such pairs together "
-                f"with num_data, its number of rows; got {_described(data)}"
+                "data must be a pair (x, y) of tensors, or an iterable of such pairs together "
+                "with num_data, its number of rows; got "
+                f"{', '.join(type(part).__name__ for part in parts)} without num_data"
             )
-        return LoaderBatches(cast(Iterable[Batch], data), num_data, device)
+        return LoaderBatches(cast(Iterable[Batch], data), num_data, state.device)
     x, y = pair
-    check_tensors("training", x, y, device)
-    source = TensorBatches(x, y, batch_shape, config.batch_size, config.seed, ranks)
+    check_tensors("training", x, y, state.device)
+    config = state.config
+    source = TensorBatches(x, y, state.batch_shape, config.batch_size, config.seed, state.ranks)
     if num_data is not None and num_data != source.num_data:
         raise ConfigError(f"num_data is {num_data}, but the data has {source.num_data} rows")
     return source

@@ -1,8 +1,8 @@
 """A folder of checkpoints that survives crashes: written whole or not at all, verified on read.
 
-A checkpoint is one sealed file ``step-<n>.safetensors``: temporary file, fsync, rename, fsync of
-the folder. The newest two are kept; a damaged one is passed over with a warning. A lock, which
-dies with its process, keeps two runs from sharing a folder.
+A checkpoint is one sealed file ``step-<n>.safetensors``. The newest two are kept; a damaged one is
+passed over with a warning. A lock, which dies with its process, keeps two runs from sharing a
+folder.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, final
@@ -18,8 +18,10 @@ from typing import Any, BinaryIO, final
 from torch import Tensor
 
 from whvi._checks import check_positive_int
+from whvi._files import atomic_write
 from whvi._sealed import seal, unseal
 from whvi.errors import ConfigError, ModelFileError
+from whvi.training.state import TrainingState
 
 _KEPT = 2
 _LOCK = "lock"
@@ -56,7 +58,8 @@ class CheckpointStore:
         """
         path = self.folder / f"step-{step:012d}.safetensors"
         try:
-            write_atomically(path, seal(tensors, metadata))
+            with atomic_write(path) as stream:
+                stream.write(seal(tensors, metadata))
             for old in self._paths()[_KEPT:]:
                 old.unlink()
         except OSError as error:
@@ -108,31 +111,6 @@ def open_store(folder: str | os.PathLike[str]) -> Iterator[CheckpointStore]:
         yield CheckpointStore(path)
 
 
-def write_atomically(path: Path, payload: bytes) -> None:
-    """Write a file so that a crash leaves either the whole new file or what was there before."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with temporary.open("wb") as handle:
-            handle.write(payload)
-            handle.flush()
-            os.fsync(handle.fileno())
-        os.replace(temporary, path)
-    except OSError:
-        temporary.unlink(missing_ok=True)
-        raise
-    _sync_folder(path.parent)
-
-
-def _sync_folder(folder: Path) -> None:
-    if os.name == "nt":  # Windows cannot open a folder, and renames durably without this
-        return
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 def _lock(handle: BinaryIO, folder: Path) -> None:
     """Take the lock of the folder; the kernel frees it when its process dies, however it dies."""
     try:
@@ -167,3 +145,39 @@ def check_same_run(saved: dict[str, Any], current: dict[str, Any]) -> None:
                     f"{before.get(field)!r}, now it is {now.get(field)!r}; use another folder, "
                     "or the same settings"
                 )
+
+
+@contextlib.contextmanager
+def resumed(
+    state: TrainingState,
+    checkpoint: Checkpoints | str | os.PathLike[str],
+    fingerprint: dict[str, dict[str, Any]],
+) -> Iterator[Callable[[bool], None]]:
+    """Bring ``state`` to the newest checkpoint, if there is one, and write new ones.
+
+    Yields ``keep(now)``, which writes a checkpoint if one is due, or ``now``. All ranks call it
+    together after every step; rank 0 writes.
+
+    Raises:
+        ConfigError: The checkpoint belongs to another configuration, data set or model.
+        ModelFileError: The folder is in use, cannot be written, or holds only damaged files.
+    """
+    if not isinstance(checkpoint, Checkpoints):
+        checkpoint = Checkpoints(checkpoint)
+    folder, every_steps = Path(checkpoint.folder), checkpoint.every_steps
+    writes = state.ranks.rank == 0  # the others read beside the rank that holds the lock
+    with open_store(folder) if writes else contextlib.nullcontext(CheckpointStore(folder)) as store:
+        found = store.load_latest()
+        if found is not None:
+            tensors, metadata = found
+            check_same_run(metadata.get("fingerprint", {}), fingerprint)
+            state.restore(tensors, metadata)
+
+        def keep(now: bool) -> None:
+            if now or state.step % every_steps == 0:
+                tensors = state.tensors()
+                if writes:
+                    metadata = state.metadata() | {"fingerprint": fingerprint}
+                    store.save(state.step, tensors, metadata)
+
+        yield keep

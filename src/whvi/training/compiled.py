@@ -20,7 +20,6 @@ from typing import Any, cast, final
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 from torch.nn.modules import module as nn_module
 
 from whvi._kernel.backend import backend, kernel_takes
@@ -157,7 +156,7 @@ class _DenseLink:
     """``MeanFieldLinear`` with a deterministic bias, or none."""
 
     def __init__(self, layer: MeanFieldLinear) -> None:
-        q = cast(DiagonalGaussian, layer.matrix.posterior)
+        q = layer.matrix.posterior
         self.parameters = [q.loc, q.log_scale, layer.bias]
         self.random = (0, 1)
         self.kl_term = q.kl_term(layer.matrix.prior)
@@ -218,7 +217,7 @@ class CompiledModel:
     def __init__(self, model: nn.Sequential) -> None:
         modules = list(model)
         self._tile = modules.pop(0) if type(modules[0]) is Tile else None
-        self._first = modules[0]
+        self._first = cast(WHVILinear | MeanFieldLinear, modules[0])
         self._links = [_LINKS[type(module)](module) for module in modules]
         self._hooks = [hooks for module in model.modules() for hooks in _hooks(module)]
         self._kl_terms = [link.kl_term for link in self._links if link.parameters]
@@ -234,45 +233,11 @@ class CompiledModel:
     def forward(self, x: Tensor, sampler: LocalReparameterization) -> tuple[Tensor, Tensor, Kept]:
         """Return ``model(x)``, ``kl(model)`` and what :meth:`backward` needs, outside autograd.
 
-        ``x`` is ``(*batch_shape, *inner, in_features)``.
+        ``x`` is ``(*batch_shape, *inner, in_features)``; call it under ``torch.no_grad()``.
         """
-        return self._run(self._checked(x), sampler)
-
-    def backward(
-        self, kept: Kept, grad: Tensor, grad_kl: Tensor, *, wants_x: bool = False
-    ) -> Gradients:
-        """Return the gradients of the input, if wanted, and of ``parameters``.
-
-        ``grad`` and ``grad_kl`` are those of the two values that :meth:`forward` gave.
-        """
-        links, variances = kept
-        gradients: list[Gradients] = []
-        into: list[tuple[Any, Any]] = []
-        to_x: Tensor | None = grad
-        for i in reversed(range(len(self._links))):
-            link = self._links[i]
-            to_x, *to_parameters = link.backward(links[i], to_x, i > 0 or wants_x)
-            gradients.append(to_parameters)
-            if link.parameters:
-                loc, log_scale = link.random
-                into.append((to_parameters[loc], to_parameters[log_scale]))
-        add_kl_gradients(grad_kl, self._kl_terms, variances, into[::-1])
-        return [to_x, *(g for link in reversed(gradients) for g in link)]
-
-    def __call__(self, x: Tensor, sampler: LocalReparameterization) -> tuple[Tensor, Tensor]:
-        """Return ``model(x)`` and ``kl(model)`` as one node of the autograd graph."""
-        # apply() is not annotated in torch.
-        values = _CompiledNode.apply(self, sampler, self._checked(x), *self.parameters)  # type: ignore[no-untyped-call]
-        return cast(tuple[Tensor, Tensor], values)
-
-    def _checked(self, x: Tensor) -> Tensor:
-        """Check the input as the first layer does."""
         if self._tile is not None:
             x = self._tile(x)
         self._first._check(x)
-        return x
-
-    def _run(self, x: Tensor, sampler: LocalReparameterization) -> tuple[Tensor, Tensor, Kept]:
         links: list[Kept] = []
         for link in self._links:
             x, kept = link.forward(x, sampler)
@@ -280,18 +245,17 @@ class CompiledModel:
         kl, variances = kl_forward(self._kl_terms, self._first.batch_shape)
         return x, kl, (links, variances)
 
-
-class _CompiledNode(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any, model: CompiledModel, sampler: LocalReparameterization, x: Tensor, *_: Any
-    ) -> tuple[Tensor, Tensor]:
-        f, kl, ctx.kept = model._run(x, sampler)
-        ctx.model = model
-        return f, kl
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor, grad_kl: Tensor) -> tuple[Any, ...]:
-        wants_x = ctx.needs_input_grad[2]
-        return (None, None, *ctx.model.backward(ctx.kept, grad, grad_kl, wants_x=wants_x))
+    def backward(self, kept: Kept, grad: Tensor, grad_kl: Tensor) -> Gradients:
+        """Return the gradients of ``parameters``, given those of the two values of forward."""
+        links, variances = kept
+        gradients: list[Gradients] = []
+        into: list[tuple[Any, Any]] = []
+        for i in reversed(range(len(self._links))):
+            link = self._links[i]
+            grad, *to_parameters = link.backward(links[i], grad, i > 0)
+            gradients.append(to_parameters)
+            if link.parameters:
+                loc, log_scale = link.random
+                into.append((to_parameters[loc], to_parameters[log_scale]))
+        add_kl_gradients(grad_kl, self._kl_terms, variances, into[::-1])
+        return [g for link in reversed(gradients) for g in link]

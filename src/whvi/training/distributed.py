@@ -3,7 +3,7 @@ r"""Training on several processes, one batch split among them.
 Each rank computes ``L_w = (N / B_w) Σ_{own rows} E[log p] − β KL`` with ``B_w = B / W``. The mean
 over the ranks is ``(N / B) Σ_{all rows} E[log p] − β KL``: the objective of one process, the KL
 counted once. So averaged gradients are all that is needed. ``DistributedDataParallel`` averages
-those of the module it wraps; :func:`average_gradients` does it for all others.
+those of the module it wraps; :func:`average_over_ranks` does it for all others.
 """
 
 from __future__ import annotations
@@ -51,26 +51,22 @@ def unwrapped(model: nn.Module) -> nn.Module:
     return model
 
 
-def unmanaged_parameters(
-    model: nn.Module, parameters: Iterable[nn.Parameter]
-) -> list[nn.Parameter]:
-    """Return those ``parameters`` whose gradients nobody averages yet."""
+def unmanaged(model: nn.Module, parameters: Sequence[nn.Parameter]) -> list[int]:
+    """Return which of ``parameters`` have gradients that nobody averages yet."""
     managed = set(model.parameters()) if isinstance(model, DistributedDataParallel) else set()
-    return [parameter for parameter in parameters if parameter not in managed]
+    return [i for i, parameter in enumerate(parameters) if parameter not in managed]
 
 
-def average_gradients(parameters: Sequence[nn.Parameter], extra: Tensor) -> Tensor:
+def average_over_ranks(gradients: Sequence[Tensor], extra: Tensor) -> Tensor:
     """Average gradients over the ranks in place, and ``extra`` with them, in one message.
 
     Returns:
         The mean of ``extra``, a vector, over the ranks.
     """
-    gradients = [p.grad for p in parameters if p.grad is not None]
     flat = torch.cat([*(g.reshape(-1) for g in gradients), extra])
     dist.all_reduce(flat)
     flat /= dist.get_world_size()
-    sizes = [g.numel() for g in gradients]
-    *parts, mean = torch.split(flat, [*sizes, extra.numel()])
+    *parts, mean = torch.split(flat, [*(g.numel() for g in gradients), extra.numel()])
     for gradient, part in zip(gradients, parts, strict=True):
         gradient.copy_(part.view_as(gradient))
     return mean

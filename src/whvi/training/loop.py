@@ -6,7 +6,7 @@ import contextlib
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, final
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -24,17 +24,13 @@ from whvi.training.batches import (
     tensor_digest,
     tensor_pair,
 )
-from whvi.training.checkpoint import Checkpoints
-from whvi.training.config import FitConfig
-from whvi.training.distributed import Ranks, broadcast_from_first, current_ranks, unwrapped
-from whvi.training.guards import LastGood, check_finite_tensors
-from whvi.training.history import History, StepRecord, Value
-from whvi.training.progress import progress_bar
-from whvi.training.resume import Keeper, resumed
-from whvi.training.schedules import learning_rate
-from whvi.training.seeds import seeded_generator
-from whvi.training.signals import Interrupts, deferred_interrupts
-from whvi.training.state import TrainingState
+from whvi.training.checkpoint import Checkpoints, resumed
+from whvi.training.config import FitConfig, learning_rate, seeded_generator
+from whvi.training.distributed import broadcast_from_first, current_ranks
+from whvi.training.gradients import check_finite_tensors
+from whvi.training.history import History, StepRecord, Value, progress_bar
+from whvi.training.process import deferred_interrupts
+from whvi.training.state import Copies, TrainingState
 from whvi.training.step import Stepper
 
 Callback = Callable[[StepRecord], None]
@@ -86,129 +82,100 @@ def fit(
         KeyboardInterrupt, SystemExit: After SIGINT or SIGTERM, once the step is finished and the
             checkpoint written.
     """
-    ranks = current_ranks()
-    state = TrainingState(unwrapped(model), likelihood, config, ranks)
-    source = batch_source(
-        data,
-        config=config,
-        num_data=num_data,
-        batch_shape=state.batch_shape,
-        ranks=ranks,
-        device=state.device,
-    )
+    state = TrainingState(model, likelihood, config, current_ranks())
+    source = batch_source(data, state, num_data)
     if validation is not None:
         check_tensors("validation", *validation, state.device)
     for pair in (tensor_pair(data), validation):
         if pair is not None:
             likelihood.check_targets(pair[1])
-    if ranks.world_size > 1:
-        broadcast_from_first([*state.parameters.values(), *state.buffers().values()])
+    if state.ranks.world_size > 1:
+        broadcast_from_first(state.changing().values())
     with contextlib.ExitStack() as stack:
-        keeper = None
+        keep = None
         if checkpoint is not None:
-            fingerprint = _fingerprint(state, config, source, validation, ranks)
-            keeper = stack.enter_context(resumed(state, checkpoint, fingerprint, ranks))
-        if progress and ranks.rank == 0:
+            fingerprint = _fingerprint(state, source, validation)
+            keep = stack.enter_context(resumed(state, checkpoint, fingerprint))
+        if progress and state.ranks.rank == 0:
             bar = progress_bar(config.num_steps, state.step)
             callbacks = (*callbacks, stack.enter_context(bar))
-        stepper = Stepper(model, likelihood, state, config, ranks, source.num_data)
-        stack.callback(stepper.hold.release)
-        stack.enter_context(_mode(model, training=True))
-        recorder = _Recorder(unwrapped(model), likelihood, config, state, validation, callbacks)
-        interrupts = stack.enter_context(deferred_interrupts())
-        _take_steps(state, config.num_steps, stepper, source, recorder, keeper, interrupts)
+        _take_steps(state, source, validation, callbacks, keep)
     state.conclude()
     return state.history
 
 
 def _take_steps(
     state: TrainingState,
-    num_steps: int,
-    stepper: Stepper,
     source: BatchSource,
-    recorder: _Recorder,
-    keeper: Keeper | None,
-    interrupts: Interrupts,
+    validation: Batch | None,
+    callbacks: Sequence[Callback],
+    keep: Callable[[bool], None] | None,
 ) -> None:
     """Go on from ``state.step`` to the end, to early stopping, to a signal or to an error."""
-    good = LastGood([*state.parameters.values(), *state.buffers().values()], state.step)
-    batches = source.batches(state.step)
+    config, batches = state.config, source.batches(state.step)
+    stepper = Stepper(state, source.num_data)
+    good, good_step = Copies(state.changing()), state.step
     try:
-        while state.step < num_steps and not state.finished:
-            x, y = next(batches)
-            due = recorder.is_due(state.step + 1)
-            told = interrupts.received is not None
-            result, stop = stepper.take(x, y, good=good if due else None, stop=told)
-            if due:
-                recorder.record(result)
-            if keeper is not None:
-                keeper.keep(now=stop or state.finished or state.step == num_steps)
-            if stop:
-                interrupts.reraise()
-        state.check_finite()
+        with stepper.hold, _mode(state.model, training=True), deferred_interrupts() as interrupts:
+            while state.step < config.num_steps and not state.finished:
+                told = interrupts.received is not None
+                result, gradients, stop = stepper.evaluate(*next(batches), stop=told)
+                due, scored = _due(config, state.step + 1, validation)
+                if due:
+                    good.save()
+                    good_step = state.step
+                stepper.descend(gradients)
+                if due:
+                    # where squares overflow, Adam would silently stop moving
+                    moments = state.adam.second_moments()
+                    check_finite_tensors("Adam's second moment", moments, state.step)
+                    _record(state, result, validation if scored else None, callbacks)
+                if keep is not None:
+                    keep(stop or state.finished or state.step == config.num_steps)
+                if stop:
+                    interrupts.reraise()
+            state.check_finite()
     except NumericalError as error:
         good.restore()
-        raise NumericalError(f"{error}; the model is back at step {good.step}") from error
+        raise NumericalError(f"{error}; the model is back at step {good_step}") from error
 
 
-@final
-class _Recorder:
-    """Takes records: of the objective, and of the score on validation data."""
+def _due(config: FitConfig, step: int, validation: Batch | None) -> tuple[bool, bool]:
+    """Tell whether step ``step`` is recorded and whether it is scored: the last always is."""
+    is_last = step == config.num_steps
+    scored = validation is not None and (is_last or step % config.eval_every == 0)
+    return scored or is_last or step % config.record_every == 0, scored
 
-    def __init__(
-        self,
-        model: nn.Module,
-        likelihood: Likelihood,
-        config: FitConfig,
-        state: TrainingState,
-        validation: Batch | None,
-        callbacks: Sequence[Callback],
-    ) -> None:
-        self._model, self._likelihood = model, likelihood
-        self._config, self._state = config, state
-        self._validation, self._callbacks = validation, callbacks
 
-    def is_due(self, step: int) -> bool:
-        """Tell whether a record is taken after ``step`` steps: the last one always is."""
-        every = self._config.record_every
-        return step % every == 0 or step == self._config.num_steps or self._is_evaluated(step)
+def _record(
+    state: TrainingState, result: Elbo, validation: Batch | None, callbacks: Sequence[Callback]
+) -> None:
+    """Add a record of the step just taken to the history and call the callbacks."""
+    record = StepRecord(
+        step=state.step,
+        learning_rate=learning_rate(state.config, state.step - 1),
+        beta=result.beta,
+        expected_log_lik=result.expected_log_lik.tolist(),
+        kl=result.kl.tolist(),
+        layer_kl={name: kl.tolist() for name, kl in kl_per_layer(state.bare).items()},
+        noise=[p.tolist() for p in state.likelihood.noise_parameters()],
+        validation=None if validation is None else _score(state, *validation),
+    )
+    state.history.append(record)
+    for callback in callbacks:
+        callback(record)
 
-    def record(self, result: Elbo) -> None:
-        """Add a record of the step just taken to the history and tell the callbacks."""
-        state = self._state
-        record = StepRecord(
-            step=state.step,
-            learning_rate=learning_rate(self._config, state.step - 1),
-            beta=result.beta,
-            expected_log_lik=result.expected_log_lik.tolist(),
-            kl=result.kl.tolist(),
-            layer_kl={name: kl.tolist() for name, kl in kl_per_layer(self._model).items()},
-            noise=[p.tolist() for p in self._likelihood.noise_parameters()],
-            validation=self._score() if self._is_evaluated(state.step) else None,
-        )
-        state.history.append(record)
-        for callback in self._callbacks:
-            callback(record)
 
-    def _is_evaluated(self, step: int) -> bool:
-        config = self._config
-        due = step % config.eval_every == 0 or step == config.num_steps
-        return self._validation is not None and due
-
-    def _score(self) -> Value | None:
-        """Score the weights that the fit would end with now; keep the best."""
-        if self._validation is None:
-            return None
-        state = self._state
-        with state.averaged_weights(), _mode(self._model, training=False):
-            score = log_predictive_density(
-                self._model, self._likelihood, *self._validation, seed=self._config.seed
-            )
-            check_finite_tensors("the score", [("the validation data", score)], state.step)
-            if state.best is not None:
-                state.best.update(score)
-        value: Value = score.tolist()
-        return value
+def _score(state: TrainingState, x: Tensor, y: Tensor) -> Value:
+    """Score the weights that the fit would end with now; keep the best."""
+    model, likelihood, seed = state.bare, state.likelihood, state.config.seed
+    with state.averaged_weights(), _mode(model, training=False):
+        score = log_predictive_density(model, likelihood, x, y, seed=seed)
+        check_finite_tensors("the score", [("the validation data", score)], state.step)
+        if state.best is not None:
+            state.best.update(score)
+    value: Value = score.tolist()
+    return value
 
 
 @torch.no_grad()
@@ -240,19 +207,15 @@ def _mode(model: nn.Module, *, training: bool) -> Iterator[None]:
 
 
 def _fingerprint(
-    state: TrainingState,
-    config: FitConfig,
-    source: BatchSource,
-    validation: Batch | None,
-    ranks: Ranks,
+    state: TrainingState, source: BatchSource, validation: Batch | None
 ) -> dict[str, dict[str, Any]]:
     """Return what must be the same for a fit to go on, as plain values."""
     held_out = {} if validation is None else {"xy": [*map(tensor_digest, validation)]}
     return {
         "format": {"version": _FORMAT_VERSION},
-        "config": config.as_dict(),
+        "config": state.config.as_dict(),
         "data": source.fingerprint(),
         "validation": held_out,
-        "weights": state.layout(),
-        "distributed": {"world_size": ranks.world_size},
+        "weights": {n: f"{t.dtype} {tuple(t.shape)}" for n, t in state.weights().items()},
+        "distributed": {"world_size": state.ranks.world_size},
     }

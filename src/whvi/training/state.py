@@ -12,12 +12,10 @@ from torch import Tensor, nn
 from whvi.errors import ConfigError
 from whvi.functions import batch_shape_of
 from whvi.likelihoods import Likelihood
-from whvi.training.averaging import BestWeights, WeightAverage, check_replicated, leading
-from whvi.training.config import FitConfig
-from whvi.training.distributed import Ranks, gather_rows
-from whvi.training.guards import check_finite_tensors
+from whvi.training.config import FitConfig, seeded_generator
+from whvi.training.distributed import Ranks, gather_rows, unwrapped
+from whvi.training.gradients import Adam, check_finite_tensors, per_replica
 from whvi.training.history import History
-from whvi.training.seeds import seeded_generator
 
 
 @final
@@ -25,59 +23,52 @@ class TrainingState:
     """Weights, Adam's moments, averages, best weights, noise generator, step and history.
 
     Args:
-        model: The bare module (not wrapped in ``DistributedDataParallel``).
+        model: As the user gave it, perhaps wrapped in ``DistributedDataParallel``.
         likelihood: Its parameters are trained along.
         config: Options of the fit.
         ranks: Each rank draws its own noise.
     """
 
     def __init__(
-        self,
-        model: nn.Module,
-        likelihood: Likelihood,
-        config: FitConfig,
-        ranks: Ranks,
+        self, model: nn.Module, likelihood: Likelihood, config: FitConfig, ranks: Ranks
     ) -> None:
-        self.batch_shape = batch_shape = batch_shape_of(model)
-        self._modules: dict[str, nn.Module] = {"model": model, "likelihood": likelihood}
-        self._ranks = ranks
+        self.model, self.bare, self.likelihood = model, unwrapped(model), likelihood
+        self.config, self.ranks = config, ranks
         self.step = 0
         self.history = History()
-        self.parameters = self._named_parameters()
-        self.device = next(iter(self.parameters.values())).device
+        self.batch_shape = batch_shape_of(self.bare)
+        both = self._both = nn.ModuleDict({"model": self.bare, "likelihood": likelihood})
+        self.parameters = {n: p for n, p in both.named_parameters() if p.requires_grad}
+        if not self.parameters:
+            raise ConfigError("there is nothing to train: no parameter requires a gradient")
         for option in ("max_grad_norm", "patience"):
             if getattr(config, option) is not None:
-                check_replicated(option, self.parameters, batch_shape)
-        # fused: one call for all parameters instead of one per parameter and operation
-        self.optimizer = torch.optim.Adam(
-            self.parameters.values(), lr=config.learning_rate, fused=True
-        )
+                check_replicated(option, self.parameters, self.batch_shape)
+        self.device = next(iter(self.parameters.values())).device
         self.generator = seeded_generator("noise", config.seed, ranks.rank, device=self.device)
-        decay, patience = config.ema_decay, config.patience
-        self.average = None if decay is None else WeightAverage(self.parameters, decay)
-        kept = leading([*self.parameters.items(), *self.buffers().items()], batch_shape)
-        self.best = None if patience is None else BestWeights(kept, batch_shape, patience)
+        self.adam = Adam(self.parameters)
+        self.average = self.best = None
+        if config.ema_decay is not None:
+            self.average = WeightAverage(self.parameters, config.ema_decay)
+        if config.patience is not None:
+            self.best = BestWeights(self.changing(), self.batch_shape, config.patience)
 
     @property
     def finished(self) -> bool:
         """Whether every replica has run out of patience."""
         return self.best is not None and bool(self.best.finished.all())
 
-    def buffers(self) -> dict[str, Tensor]:
-        """Return the buffers of model and likelihood by name."""
-        return {
-            f"{part}.{name}": buffer
-            for part, module in self._modules.items()
-            for name, buffer in module.named_buffers()
-        }
+    def changing(self) -> dict[str, Tensor]:
+        """Return what training changes, by name: trained parameters, and all buffers."""
+        return {**self.parameters, **dict(self._both.named_buffers())}
 
-    def layout(self) -> dict[str, str]:
-        """Return type and shape of every tensor of model and likelihood, as text by name."""
-        return {name: f"{t.dtype} {tuple(t.shape)}" for name, t in self._weights().items()}
+    def weights(self) -> dict[str, Tensor]:
+        """Return every tensor of model and likelihood by name, sharing memory with them."""
+        return self._both.state_dict(keep_vars=True)
 
     def check_finite(self) -> None:
         """Refuse weights that are not finite, naming the first."""
-        check_finite_tensors("the value", self._weights().items(), self.step)
+        check_finite_tensors("the value", self.weights().items(), self.step)
 
     @contextlib.contextmanager
     def averaged_weights(self) -> Iterator[None]:
@@ -94,7 +85,7 @@ class TrainingState:
     def conclude(self) -> None:
         """Leave the model with the weights to use: the best, else the average, else the last."""
         if self.best is not None:
-            self.best.restore()
+            self.best.copies.restore()
         elif self.average is not None:
             self.average.swap()
 
@@ -105,16 +96,8 @@ class TrainingState:
         ``generators`` (one row per rank), and ``score``, ``stale`` of early stopping.
         """
         self.check_finite()
-        found = {f"weights/{name}": tensor for name, tensor in self._weights().items()}
-        for name, parameter in self.parameters.items():
-            for moment, tensor in self.optimizer.state.get(parameter, {}).items():
-                found[f"adam/{name}/{moment}"] = tensor
-        found |= {f"average/{name}": tensor for name, tensor in self._averages().items()}
-        if self.best is not None:
-            found |= {f"best/{name}": tensor for name, tensor in self.best.values.items()}
-            found |= {"score": self.best.score, "stale": self.best.stale}
-        found["generators"] = gather_rows(self.generator.get_state(), self._ranks)
-        return found
+        generators = gather_rows(self.generator.get_state(), self.ranks)
+        return {**self._live(), **_prefixed("adam", self.adam.tensors()), "generators": generators}
 
     def metadata(self) -> dict[str, Any]:
         """Return step and history, ready for JSON."""
@@ -125,43 +108,122 @@ class TrainingState:
         """Become the state that :meth:`tensors` and :meth:`metadata` described."""
         self.step = metadata["step"]
         self.history = History(**metadata["history"])
-        targets = {f"weights/{name}": tensor for name, tensor in self._weights().items()}
-        targets |= {f"average/{name}": tensor for name, tensor in self._averages().items()}
-        if self.best is not None:
-            targets |= {f"best/{name}": tensor for name, tensor in self.best.values.items()}
-            targets |= {"score": self.best.score, "stale": self.best.stale}
-        for name, target in targets.items():
+        for name, target in self._live().items():
             target.copy_(tensors[name])
-        for name, parameter in self.parameters.items():
-            prefix = f"adam/{name}/"
-            moments = {
-                n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)
-            }
-            if moments:
-                self.optimizer.state[parameter] = {
-                    moment: tensor.to(self.device) for moment, tensor in moments.items()
-                }
+        self.adam.restore({name.removeprefix("adam/"): t for name, t in tensors.items()})
         # clone: torch crashes on the state in a view that does not begin its storage
-        self.generator.set_state(tensors["generators"][self._ranks.rank].clone())
+        self.generator.set_state(tensors["generators"][self.ranks.rank].clone())
 
-    def _averages(self) -> dict[str, Tensor]:
-        return {} if self.average is None else self.average.values
-
-    def _named_parameters(self) -> dict[str, nn.Parameter]:
-        found = {
-            f"{part}.{name}": parameter
-            for part, module in self._modules.items()
-            for name, parameter in module.named_parameters()
-            if parameter.requires_grad
-        }
-        if not found:
-            raise ConfigError("there is nothing to train: no parameter requires a gradient")
+    def _live(self) -> dict[str, Tensor]:
+        """The tensors that exist from the start, sharing memory with their owners."""
+        found = _prefixed("weights", self.weights())
+        if self.average is not None:
+            found |= _prefixed("average", self.average.copies.values)
+        if self.best is not None:
+            found |= _prefixed("best", self.best.copies.values)
+            found |= {"score": self.best.score, "stale": self.best.stale}
         return found
 
-    def _weights(self) -> dict[str, Tensor]:
-        """Every tensor of both modules' ``state_dict``, sharing memory with the modules."""
-        return {
-            f"{part}.{name}": tensor
-            for part, module in self._modules.items()
-            for name, tensor in module.state_dict(keep_vars=True).items()
-        }
+
+def _prefixed(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {f"{prefix}/{name}": tensor for name, tensor in tensors.items()}
+
+
+@final
+class Copies:
+    """Named tensors and copies of them, ``values``."""
+
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        self.tensors = dict(tensors)
+        self.values = {name: tensor.detach().clone() for name, tensor in tensors.items()}
+
+    @torch.no_grad()
+    def save(self) -> None:
+        """Copy the tensors as they are now."""
+        for name, tensor in self.tensors.items():
+            self.values[name].copy_(tensor)
+
+    @torch.no_grad()
+    def restore(self) -> None:
+        """Write the copies back."""
+        for name, tensor in self.tensors.items():
+            tensor.copy_(self.values[name])
+
+
+@final
+class WeightAverage:
+    r"""Exponential moving average of the weights.
+
+    ``ā_t = d_t ā_{t−1} + (1 − d_t) θ_t`` with ``d_t = min(decay, (t − 1) / t)``: the plain average
+    of all weights so far until that is shorter than the exponential window, so that the initial
+    weights never linger.
+    """
+
+    def __init__(self, parameters: Mapping[str, nn.Parameter], decay: float) -> None:
+        self.copies = Copies(parameters)
+        self._averages = list(self.copies.values.values())
+        self._parameters: list[Tensor] = list(parameters.values())
+        self._decay = decay
+
+    @torch.no_grad()
+    def update(self, step: int) -> None:
+        """Take in the weights after ``step ≥ 1`` steps."""
+        decay = min(self._decay, (step - 1) / step)
+        torch._foreach_lerp_(self._averages, self._parameters, 1 - decay)
+
+    def swap(self) -> None:
+        """Exchange average and weights; a second call undoes the first."""
+        weights = Copies(self.copies.tensors)
+        self.copies.restore()
+        for average, weight in zip(self._averages, weights.values.values(), strict=True):
+            average.copy_(weight)
+
+
+@final
+class BestWeights:
+    """The best weights of each replica on validation data, and which replicas are finished.
+
+    Args:
+        tensors: Parameters and buffers by name; those that lead with ``batch_shape`` are kept.
+        batch_shape: Replicas of the model.
+        patience: Evaluations without improvement after which a replica is finished.
+    """
+
+    def __init__(
+        self, tensors: Mapping[str, Tensor], batch_shape: tuple[int, ...], patience: int
+    ) -> None:
+        k = len(batch_shape)
+        self.copies = Copies({n: t for n, t in tensors.items() if t.shape[:k] == batch_shape})
+        self._patience = patience
+        example = next(iter(tensors.values()))
+        self.score = example.new_full(batch_shape, -torch.inf)
+        self.stale = torch.zeros(batch_shape, dtype=torch.int64, device=example.device)
+
+    @property
+    def finished(self) -> Tensor:
+        """Which replicas ran out of patience, shape ``batch_shape``."""
+        return self.stale >= self._patience
+
+    @torch.no_grad()
+    def update(self, score: Tensor) -> None:
+        """Compare a new ``score (*batch_shape)``, higher is better, and keep what improved."""
+        finished = self.finished
+        improved = (score > self.score) & ~finished
+        self.score.copy_(torch.where(improved, score, self.score))
+        stale = torch.where(improved, 0, self.stale + 1)
+        self.stale.copy_(torch.where(finished, self.stale, stale))
+        for name, tensor in self.copies.tensors.items():
+            kept = self.copies.values[name]
+            kept.copy_(torch.where(per_replica(improved, tensor), tensor, kept))
+
+
+def check_replicated(
+    what: str, parameters: Mapping[str, nn.Parameter], batch_shape: tuple[int, ...]
+) -> None:
+    """Refuse parameters that several replicas share: ``what`` treats each replica by itself."""
+    for name, parameter in parameters.items():
+        if parameter.shape[: len(batch_shape)] != batch_shape:
+            raise ConfigError(
+                f"{what} treats each replica by itself, but {name} of shape "
+                f"{tuple(parameter.shape)} does not lead with batch_shape {batch_shape}"
+            )

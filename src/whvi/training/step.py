@@ -1,38 +1,46 @@
-"""One training step: objective, gradient, guards, Adam, average."""
+r"""One training step: the objective and its gradient, guards, Adam.
+
+The loss is ``−ELBO / N``, summed over the replicas, with
+``ELBO = N · mean log p(y | f) − β KL``. Where the model can be compiled, its part of the gradient
+comes from the gradients of the loss with respect to ``f`` and the KL, which are plain numbers:
+``∂/∂ log p = −1 / n`` for a batch of ``n`` values and ``∂/∂ KL = β / N``.
+"""
 
 from __future__ import annotations
 
-import math
-from typing import final
+import contextlib
+from typing import Any, final
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from whvi.elbo import Elbo, elbo_of_values
 from whvi.functions import local_function_values, with_draws
 from whvi.layers.protocol import ModelKL
 from whvi.likelihoods import Likelihood
 from whvi.sampling import LocalReparameterization, sampling
-from whvi.training.compiled import compile_model
-from whvi.training.config import FitConfig
-from whvi.training.distributed import Ranks, average_gradients, unmanaged_parameters
-from whvi.training.guards import (
-    FiniteCheck,
-    LastGood,
-    blame_gradient,
+from whvi.training.compiled import CompiledModel, compile_model
+from whvi.training.config import kl_weight, learning_rate
+from whvi.training.distributed import average_over_ranks, unmanaged
+from whvi.training.gradients import (
+    all_finite,
     blame_objective,
     blame_overflow,
     check_finite_tensors,
     clip_per_replica,
     replica_norms,
 )
-from whvi.training.schedules import kl_weight, learning_rate
 from whvi.training.state import TrainingState
+
+Gradients = list[Tensor | None]  # along the trained parameters
 
 
 @final
-class NoiseHold:
-    """Keeps the noise parameters out of the first steps: no gradient, so no moments in Adam."""
+class NoiseHold(contextlib.AbstractContextManager["NoiseHold"]):
+    """Keeps the noise parameters out of the first steps: no gradient, so no moments in Adam.
+
+    When the block ends they are as they were found.
+    """
 
     def __init__(self, likelihood: Likelihood, num_steps: int) -> None:
         self._parameters = [p for p in likelihood.noise_parameters() if p.requires_grad]
@@ -42,16 +50,12 @@ class NoiseHold:
     def update(self, step: int) -> None:
         """Hold before step ``num_steps``, release from then on."""
         if (step < self._num_steps) != self._holding:
-            self._set(step < self._num_steps)
+            self._holding = not self._holding
+            for parameter in self._parameters:
+                parameter.requires_grad_(not self._holding)
 
-    def release(self) -> None:
-        """Leave the parameters as they were found."""
-        self._set(False)
-
-    def _set(self, holding: bool) -> None:
-        for parameter in self._parameters:
-            parameter.requires_grad_(not holding)
-        self._holding = holding
+    def __exit__(self, *_: object) -> None:
+        self.update(self._num_steps)
 
 
 @final
@@ -59,116 +63,103 @@ class Stepper:
     """Takes steps of Adam on ``−ELBO / N``, summed over the replicas.
 
     Args:
-        model: As the user gave it, perhaps wrapped for distributed training.
-        likelihood: Trained along.
-        state: Moves by one step per call.
-        config: Options of the fit.
-        ranks: With several, gradients are averaged over them.
+        state: Moves by one step per call of :meth:`descend`.
         num_data: ``N``.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        likelihood: Likelihood,
-        state: TrainingState,
-        config: FitConfig,
-        ranks: Ranks,
-        num_data: int,
-    ) -> None:
-        self._model, self._likelihood = model, likelihood
-        self._state, self._config = state, config
-        self._num_data = num_data
-        self._kl = ModelKL(model)
-        self._compiled = compile_model(model)
+    def __init__(self, state: TrainingState, num_data: int) -> None:
+        self._state, self._num_data = state, num_data
+        self._kl = ModelKL(state.model)
         self._parameters = list(state.parameters.values())
-        self._finite = FiniteCheck(state.device)
-        self._distributed = ranks.world_size > 1
-        self._unmanaged = unmanaged_parameters(model, self._parameters)
-        self.hold = NoiseHold(likelihood, config.noise_hold_steps)
-
-    def take(
-        self, x: Tensor, y: Tensor, *, good: LastGood | None = None, stop: bool = False
-    ) -> tuple[Elbo, bool]:
-        """Take one step on a batch; leaves all gradients empty.
-
-        Args:
-            x, y: The batch.
-            good: If given, remembers the weights once objective and gradients are known to be
-                finite with them.
-            stop: Whether this process was told to stop.
-
-        Returns:
-            The objective before the step, and whether any process was told to stop.
-        """
-        config, step = self._config, self._state.step
-        self.hold.update(step)
-        f, kl = self._values(x)
-        result = elbo_of_values(
-            self._likelihood, f, y, kl, num_data=self._num_data, beta=kl_weight(config, step)
-        )
-        loss = result.value.sum() * (-1 / self._num_data)
-        loss.backward()
-        if self._distributed:
-            result, stop = self._averaged(result, stop)
-        gradients = [p.grad for p in self._parameters if p.grad is not None]
-        self._guard(loss, result, gradients)
-        if good is not None:
-            good.remember(step)
-        self._descend(gradients)
-        if good is not None:
-            self._check_moments()
-        return result, stop
-
-    def _values(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Function values by local reparameterization and the KL, in one node where possible."""
-        batch_shape, num_draws = self._state.batch_shape, self._config.num_draws
-        generator = self._state.generator
-        if self._compiled is not None and self._compiled.is_current:
-            rows = with_draws(x, batch_shape, num_draws)
-            return self._compiled(rows, LocalReparameterization(generator))
-        f = local_function_values(self._model, x, batch_shape, num_draws, generator)
-        with sampling(LocalReparameterization(generator)):  # for KLs that are estimated
-            return f, self._kl()
-
-    def _guard(self, loss: Tensor, result: Elbo, gradients: list[Tensor]) -> None:
-        """Refuse a step whose objective or gradients are not finite, before it is taken."""
-        step = self._state.step + 1
-        if not math.isfinite(loss.item()) or self._distributed:
-            blame_objective(result, step)
-        if not self._finite.all_finite(gradients):
-            blame_gradient(self._state.parameters, step)
-
-    def _descend(self, gradients: list[Tensor]) -> None:
-        """Clip, step, clear the gradients, average."""
-        state, config = self._state, self._config
-        if config.max_grad_norm is not None:
-            norms = replica_norms(gradients, state.batch_shape)
-            if not bool(norms.isfinite().all()):
-                blame_overflow(state.parameters, state.step + 1)
-            clip_per_replica(gradients, norms, config.max_grad_norm)
-        state.optimizer.param_groups[0]["lr"] = learning_rate(config, state.step)
-        state.optimizer.step()
+        self._compiled = compile_model(state.model) if state.config.compiled else None
+        was_compiled = state.history.compiled or state.step == 0
+        state.history.compiled = self._compiled is not None and was_compiled
+        self.hold = NoiseHold(state.likelihood, state.config.noise_hold_steps)
         for parameter in self._parameters:
             parameter.grad = None
+
+    def evaluate(self, x: Tensor, y: Tensor, *, stop: bool = False) -> tuple[Elbo, Gradients, bool]:
+        """Return the objective on a batch, the gradients of the loss, and whether to stop.
+
+        With several ranks these are means over the ranks, and all stop if one was told to.
+
+        Raises:
+            NumericalError: Objective or gradients are not finite.
+        """
+        state = self._state
+        self.hold.update(state.step)
+        beta = kl_weight(state.config, state.step)
+        if self._compiled is not None and not self._compiled.is_current:
+            self._compiled, state.history.compiled = None, False
+        if self._compiled is None:
+            result, gradients = self._by_layers(x, y, beta)
+        else:
+            result, gradients = self._by_kernel(self._compiled, x, y, beta)
+        if state.ranks.world_size > 1:
+            result, stop = self._averaged(result, gradients, stop)
+        terms = [result.expected_log_lik.detach(), result.kl.detach()]
+        if not all_finite([*terms, *(g for g in gradients if g is not None)]):
+            blame_objective(result, state.step + 1)
+            check_finite_tensors("the gradient", self._named(gradients), state.step + 1)
+        return result, gradients, stop
+
+    def descend(self, gradients: Gradients) -> None:
+        """Clip, step, average the weights."""
+        state, max_norm = self._state, self._state.config.max_grad_norm
+        if max_norm is not None:
+            given = [gradient for gradient in gradients if gradient is not None]
+            norms = replica_norms(given, state.batch_shape)
+            if not bool(norms.isfinite().all()):
+                blame_overflow(self._named(gradients), state.step + 1)
+            clip_per_replica(given, norms, max_norm)
+        state.adam.step(gradients, learning_rate(state.config, state.step))
         state.step += 1
         if state.average is not None:
             state.average.update(state.step)
 
-    def _averaged(self, result: Elbo, stop: bool) -> tuple[Elbo, bool]:
+    def _by_layers(self, x: Tensor, y: Tensor, beta: float) -> tuple[Elbo, Gradients]:
+        """Objective and gradients by autograd through the model."""
+        state, num_data = self._state, self._num_data
+        num_draws, generator = state.config.num_draws, state.generator
+        f = local_function_values(state.model, x, state.batch_shape, num_draws, generator)
+        with sampling(LocalReparameterization(generator)):  # for KLs that are estimated
+            kl = self._kl()
+        result = elbo_of_values(state.likelihood, f, y, kl, num_data=num_data, beta=beta)
+        (result.value.sum() * (-1 / num_data)).backward()
+        gradients = [parameter.grad for parameter in self._parameters]
+        for parameter in self._parameters:
+            parameter.grad = None
+        return result, gradients
+
+    def _by_kernel(
+        self, model: CompiledModel, x: Tensor, y: Tensor, beta: float
+    ) -> tuple[Elbo, Gradients]:
+        """The same, with autograd for the likelihood only."""
+        state, num_data = self._state, self._num_data
+        rows = with_draws(x, state.batch_shape, state.config.num_draws)
+        with torch.no_grad():
+            f, kl, kept = model.forward(rows, LocalReparameterization(state.generator))
+        log_prob = state.likelihood.log_prob(f.requires_grad_(), y)
+        wanted = [p for p in state.likelihood.parameters() if p.requires_grad]
+        with torch.no_grad():
+            size = log_prob.shape[-2] * log_prob.shape[-1]
+            slope = torch.full_like(log_prob, -1 / num_data).mul_(num_data).div_(size)
+            to_f, *found = torch.autograd.grad(log_prob, [f, *wanted], slope, allow_unused=True)
+            to_kl = torch.full_like(kl, 1 / num_data).mul_(beta)
+            by_parameter: dict[Any, Tensor | None] = dict(zip(wanted, found, strict=True))
+            by_parameter |= zip(model.parameters, model.backward(kept, to_f, to_kl), strict=True)
+            result = Elbo(num_data * log_prob.mean((-2, -1)), kl, beta)
+        return result, [by_parameter[p] if p.requires_grad else None for p in self._parameters]
+
+    def _averaged(self, result: Elbo, gradients: Gradients, stop: bool) -> tuple[Elbo, bool]:
         """Average over the ranks: the gradients that nobody else averages, and the objective."""
         terms = torch.stack([result.expected_log_lik, result.kl]).detach()
         extra = torch.cat([terms.reshape(-1), terms.new_tensor([float(stop)])])
-        mean = average_gradients(self._unmanaged, extra)
+        own = unmanaged(self._state.model, self._parameters)
+        mean = average_over_ranks([g for i in own if (g := gradients[i]) is not None], extra)
         log_lik, kl = mean[:-1].view_as(terms)
         return Elbo(log_lik, kl, result.beta), mean[-1].item() > 0
 
-    def _check_moments(self) -> None:
-        """Refuse gradients whose squares overflow: Adam would silently stop moving them."""
-        state = self._state
-        moments = (
-            (name, state.optimizer.state[parameter]["exp_avg_sq"])
-            for name, parameter in state.parameters.items()
-            if parameter in state.optimizer.state
-        )
-        check_finite_tensors("Adam's second moment", moments, state.step)
+    def _named(self, gradients: Gradients) -> list[tuple[str, Tensor]]:
+        names = self._state.parameters
+        return [(name, g) for name, g in zip(names, gradients, strict=True) if g is not None]

@@ -2,8 +2,11 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 
 import pytest
+import torch
 
 from tests.training.doubles import (
     assert_bitwise,
@@ -13,9 +16,10 @@ from tests.training.doubles import (
     tiny_net,
     weights_of,
 )
+from whvi.errors import ConfigError
 from whvi.training import fit
 from whvi.training.checkpoint import CheckpointStore
-from whvi.training.signals import deferred_interrupts
+from whvi.training.process import deferred_interrupts, limited_threads
 
 
 @pytest.fixture(autouse=True)
@@ -74,3 +78,64 @@ def test_an_ignored_signal_stays_ignored():
     with deferred_interrupts() as interrupts:
         os.kill(os.getpid(), signal.SIGINT)
         assert interrupts.received is None
+
+
+def test_threads_are_limited_and_come_back_after_an_exception():
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        with limited_threads(2):
+            assert torch.get_num_threads() == 2
+            with limited_threads(8):  # never more than outside
+                assert torch.get_num_threads() == 2
+        with pytest.raises(RuntimeError), limited_threads(1):
+            raise RuntimeError
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)
+    with pytest.raises(ConfigError, match="num_threads"):
+        limited_threads(0).__enter__()
+
+
+def test_a_fit_changes_no_thread_settings(monkeypatch):
+    def refuse(_):
+        raise AssertionError("fit must leave the threads alone")
+
+    monkeypatch.setattr(torch, "set_num_threads", refuse)
+    monkeypatch.setattr(torch, "set_num_interop_threads", refuse)
+    fit(tiny_net(), gaussian(), tiny_data(), config=tiny_config())
+
+
+SCRIPT = """
+import resource
+import torch
+from whvi.training.process import keep_freed_memory
+if not keep_freed_memory():
+    print(-1)
+    raise SystemExit
+def step():
+    return len([torch.ones(1 << 20) for _ in range(16)])  # 64 MiB, all freed at once
+step(), step()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(8):
+    step()
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+def page_faults() -> int:
+    """Page faults of a process of its own that keeps freed memory; -1 if it cannot."""
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=True
+    )
+    return int(done.stdout)
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="glibc's allocator only")
+def test_kept_memory_needs_no_page_faults() -> None:
+    resource = pytest.importorskip("resource")
+    kept = page_faults()
+    if kept < 0:
+        pytest.skip("this C library has no mallopt")
+    touched = 8 * (64 << 20) // resource.getpagesize()
+    assert kept < touched / 8

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from whvi.errors import ConfigError
-from whvi.training.averaging import BestWeights, WeightAverage, check_replicated
+from whvi.training.state import BestWeights, WeightAverage, check_replicated
 
 
 def test_average_against_a_loop():
@@ -18,7 +18,7 @@ def test_average_against_a_loop():
         average.update(step)
         decay = min(0.9, (step - 1) / step)
         expected = decay * expected + (1 - decay) * parameter.detach()
-        torch.testing.assert_close(average.values["w"], expected)
+        torch.testing.assert_close(average.copies.values["w"], expected)
 
 
 def test_early_average_is_the_plain_mean():
@@ -27,7 +27,7 @@ def test_early_average_is_the_plain_mean():
     for step, value in enumerate((1.0, 2.0, 6.0), start=1):
         parameter.data.fill_(value)
         average.update(step)
-    assert average.values["w"].item() == pytest.approx(3.0)
+    assert average.copies.values["w"].item() == pytest.approx(3.0)
 
 
 def test_swapping_twice_changes_nothing():
@@ -35,9 +35,9 @@ def test_swapping_twice_changes_nothing():
     average = WeightAverage({"w": parameter}, decay=0.5)
     parameter.data.fill_(2.0)
     average.swap()
-    assert (parameter.item(), average.values["w"].item()) == (1.0, 2.0)
+    assert (parameter.item(), average.copies.values["w"].item()) == (1.0, 2.0)
     average.swap()
-    assert (parameter.item(), average.values["w"].item()) == (2.0, 1.0)
+    assert (parameter.item(), average.copies.values["w"].item()) == (2.0, 1.0)
 
 
 def test_best_weights_are_kept_per_replica():
@@ -47,7 +47,7 @@ def test_best_weights_are_kept_per_replica():
         weight.fill_(value)
         best.update(torch.tensor(score))
     assert best.finished.tolist() == [True, True]
-    best.restore()
+    best.copies.restore()
     # Replica 1 was finished after the third evaluation: its late 9.0 no longer counts.
     assert weight[:, 0].tolist() == [2.0, 1.0]
 

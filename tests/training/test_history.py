@@ -6,8 +6,8 @@ import pytest
 
 from tests.training.doubles import gaussian, tiny_config, tiny_data, tiny_net
 from whvi.errors import MissingDependencyError
-from whvi.training import StepRecord, fit
-from whvi.training.progress import describe
+from whvi.training import History, StepRecord, fit
+from whvi.training.history import describe
 
 
 def test_the_bar_goes_to_stderr(capfd):
@@ -27,3 +27,12 @@ def test_without_rich_the_error_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "rich.console", None)
     with pytest.raises(MissingDependencyError, match=r"whvi\[progress\]"):
         fit(tiny_net(), gaussian(), tiny_data(), config=tiny_config(), progress=True)
+
+
+def test_a_history_says_how_many_records_and_whether_it_was_compiled():
+    assert repr(History()) == "History(0 records, compiled=False)"
+    history = fit(tiny_net(), gaussian(), tiny_data(), config=tiny_config())
+    assert repr(history) == "History(6 records up to step 30, compiled=False)"
+    assert repr(History(step=[5], compiled=True)) == (
+        "History(1 records up to step 5, compiled=True)"
+    )
