@@ -35,8 +35,7 @@ class RandomConv(RandomAffine):
         bias: bool,
         bias_posterior: str | PosteriorFactory | None,
     ) -> None:
-        self.groups = groups
-        super().__init__(matrix, bias, bias_posterior)
+        super().__init__(matrix, bias, bias_posterior, groups)
         self.window, self.out_channels = window, matrix.out_features * groups
         self.in_channels = matrix.in_features // math.prod(window.kernel_size) * groups
 
@@ -127,14 +126,12 @@ class WHVIConv(RandomConv):
         dtype: torch.dtype | None = None,
     ) -> None:
         window = make_window(self.num_axes, kernel_size, stride, padding, dilation, padding_mode)
+        sizes = _matrix_size(in_channels, out_channels, groups, window)
         matrix = StructuredMatrix(
-            *_matrix_size(in_channels, out_channels, groups, window),
-            posterior=posterior,
-            prior=prior,
+            *sizes, posterior=posterior, prior=prior,
             batch_shape=(*batch_shape, groups) if groups > 1 else batch_shape,
-            device=device,
-            dtype=dtype,
-        )
+            device=device, dtype=dtype,
+        )  # fmt: skip
         super().__init__(matrix, window, groups, bias, bias_posterior)
 
 
@@ -168,12 +165,10 @@ class MeanFieldConv(RandomConv):
         dtype: torch.dtype | None = None,
     ) -> None:
         window = make_window(self.num_axes, kernel_size, stride, padding, dilation, padding_mode)
+        sizes = _matrix_size(in_channels, out_channels, groups, window)
+        replicas = (*batch_shape, groups) if groups > 1 else batch_shape
         matrix = DenseGaussianMatrix(
-            *_matrix_size(in_channels, out_channels, groups, window),
-            prior=prior,
-            batch_shape=(*batch_shape, groups) if groups > 1 else batch_shape,
-            device=device,
-            dtype=dtype,
+            *sizes, prior=prior, batch_shape=replicas, device=device, dtype=dtype
         )
         super().__init__(matrix, window, groups, bias, bias_posterior)
 

@@ -31,18 +31,21 @@ class RandomAffine(BayesianLayer):
     """
 
     num_axes = 0  # of the input after its features
-    groups = 1
     matrix: RandomMatrix
     bias_posterior: Posterior | None
 
     def __init__(
-        self, matrix: RandomMatrix, bias: bool, bias_posterior: str | PosteriorFactory | None
+        self,
+        matrix: RandomMatrix,
+        bias: bool,
+        bias_posterior: str | PosteriorFactory | None,
+        groups: int = 1,
     ) -> None:
         super().__init__()
-        self.matrix = matrix
-        self.batch_shape = matrix.batch_shape if self.groups == 1 else matrix.batch_shape[:-1]
+        self.matrix, self.groups = matrix, groups
+        self.batch_shape = matrix.batch_shape if groups == 1 else matrix.batch_shape[:-1]
         self.bias_posterior, self.bias_prior = None, EmpiricalBayesPrior()
-        shape = (*self.batch_shape, self.groups * matrix.out_features)
+        shape = (*self.batch_shape, groups * matrix.out_features)
         parameter, loc = None, matrix.posterior.loc
         place: Any = {"device": loc.device, "dtype": loc.dtype}
         if bias and bias_posterior is None:
@@ -274,14 +277,9 @@ class WHVILinear(RandomLinear):
         dtype: torch.dtype | None = None,
     ) -> None:
         matrix = StructuredMatrix(
-            in_features,
-            out_features,
-            posterior=posterior,
-            prior=prior,
-            batch_shape=batch_shape,
-            device=device,
-            dtype=dtype,
-        )
+            in_features, out_features, posterior=posterior, prior=prior,
+            batch_shape=batch_shape, device=device, dtype=dtype,
+        )  # fmt: skip
         super().__init__(matrix, bias, bias_posterior)
 
 
@@ -312,11 +310,7 @@ class MeanFieldLinear(RandomLinear):
         dtype: torch.dtype | None = None,
     ) -> None:
         matrix = DenseGaussianMatrix(
-            in_features,
-            out_features,
-            prior=prior,
-            batch_shape=batch_shape,
-            device=device,
-            dtype=dtype,
-        )
+            in_features, out_features, prior=prior,
+            batch_shape=batch_shape, device=device, dtype=dtype,
+        )  # fmt: skip
         super().__init__(matrix, bias, bias_posterior)
