@@ -195,7 +195,10 @@ def test_gradients_of_operands_that_are_not_contiguous(layout, move):
     weight = torch.randn(y.shape, dtype=y.dtype, generator=torch.Generator().manual_seed(0))
     plain = torch.autograd.grad(y, tensors, weight)
     strided = torch.autograd.grad(structured_product(*spread), spread, weight)
-    assert all(torch.equal(a, b) for a, b in zip(plain, strided, strict=True))
+    # without the kernel, torch multiplies strided matrices in another order
+    tolerance = 0 if kernel is not None else 8 * torch.finfo(y.dtype).eps
+    for a, b in zip(plain, strided, strict=True):
+        torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance)
 
 
 def test_saved_tensors_pass_through_hooks(generator):
