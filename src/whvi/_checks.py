@@ -1,4 +1,4 @@
-"""The door: checks that public functions run on what comes in from outside.
+"""Input validation for public functions.
 
 Each raises one of :mod:`whvi.errors` with what was expected, what came and what to do.
 """

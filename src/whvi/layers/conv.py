@@ -9,7 +9,7 @@ replicas of that matrix. Local reparameterization draws a matrix for every patch
 from __future__ import annotations
 
 import math
-from typing import Any, final
+from typing import final
 
 import torch
 from torch import Tensor
@@ -17,103 +17,27 @@ from torch import Tensor
 from whvi._checks import check_dtype, check_positive_int
 from whvi.errors import ConfigError, ShapeError
 from whvi.layers.linear import Device, RandomAffine
-from whvi.layers.matrix import OutputMoments, WeightMoments
-from whvi.layers.meanfield import DenseGaussianMatrix
+from whvi.layers.matrix import DenseGaussianMatrix, RandomMatrix
 from whvi.layers.structured import StructuredMatrix
 from whvi.layers.window import Sizes, Window, make_window
-from whvi.posteriors import Posterior, PosteriorFactory
-from whvi.posteriors.base import sum_of_kls
+from whvi.posteriors import PosteriorFactory
 from whvi.priors import Prior, PriorFactory
-from whvi.sampling import Sampler, check_draws_axis, current_sampler, insert_inner_axes
 
 
 class RandomConv(RandomAffine):
-    """A convolution with a random kernel; final classes say how many axes and which matrix.
+    """What convolutions share; final classes say how many axes they have."""
 
-    Parameters of a grouped convolution have an axis of groups after ``batch_shape``.
-    """
-
-    num_axes: int
-
-    def _set_sizes(
+    def __init__(
         self,
-        in_channels: int,
-        out_channels: int,
-        groups: int,
+        matrix: RandomMatrix,
         window: Window,
-        batch_shape: tuple[int, ...],
-    ) -> tuple[int, int, tuple[int, ...]]:
-        """Check and keep the sizes; return inputs, outputs and replicas of the matrix."""
-        for name, size in (
-            ("in_channels", in_channels),
-            ("out_channels", out_channels),
-            ("groups", groups),
-        ):
-            check_positive_int(name, size)
-        if in_channels % groups or out_channels % groups:
-            raise ConfigError(
-                f"groups must divide in_channels and out_channels, got groups {groups}, "
-                f"in_channels {in_channels}, out_channels {out_channels}"
-            )
-        self.in_channels, self.out_channels, self.groups = in_channels, out_channels, groups
-        self.window, self.batch_shape = window, tuple(batch_shape)
-        replicas = (*self.batch_shape, groups) if groups > 1 else self.batch_shape
-        return (
-            in_channels // groups * math.prod(window.kernel_size),
-            out_channels // groups,
-            replicas,
-        )
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Convolve ``(*batch_shape, *inner, in_channels, *spatial)``, any inner axes."""
-        self._check(x)
-        sampler = current_sampler()
-        batch_ndim, row_ndim = len(self.batch_shape), 1 + self.num_axes
-        check_draws_axis(x, sampler, batch_ndim, row_ndim)
-        y = self._join_groups(self.matrix.multiply(self._patches(x), None, sampler))
-        inner_shape = tuple(y.shape[batch_ndim:-1])
-        if self.bias_posterior is not None:
-            bias = sampler.value(self.bias_posterior, inner_shape)
-            y = y + insert_inner_axes(bias, batch_ndim, len(inner_shape))
-        elif self.bias is not None:
-            y = y + insert_inner_axes(self.bias, batch_ndim, len(inner_shape))
-        return y.movedim(-1, -row_ndim)
-
-    def output_moments(self, x: Tensor) -> OutputMoments:
-        """Return the exact mean and variance of the output, without sampling.
-
-        Args:
-            x: Shape ``(*batch_shape, *inner, in_channels, *spatial)``.
-
-        Returns:
-            Mean and variance, each of the shape of the output. They are marginals.
-        """
-        self._check(x)
-        mean, variance = map(self._join_groups, self.matrix.output_moments(self._patches(x)))
-        inner_ndim = mean.dim() - len(self.batch_shape) - 1
-        moments = self._with_bias(OutputMoments(mean, variance), inner_ndim)
-        return OutputMoments(*(m.movedim(-1, -1 - self.num_axes) for m in moments))
-
-    def weight_moments(self) -> WeightMoments:
-        """Return mean and covariance of the flat kernel, for small layers."""
-        mean, covariance = self.matrix.moments()
-        if self.groups == 1:
-            return WeightMoments(mean, covariance)
-        apart = torch.diag_embed(covariance.movedim(-3, -1))  # (..., n, n, G, G)
-        whole = apart.movedim((-2, -1), (-4, -2)).flatten(-4, -3).flatten(-2)
-        return WeightMoments(mean.flatten(-2), whole)
-
-    def kl(self) -> Tensor:
-        """Return the KL of kernel and (if random) bias in nats, shape ``batch_shape``."""
-        if self.groups == 1:
-            return super().kl()
-        kernel, *bias = self._kl_pairs()
-        kl = sum_of_kls([kernel]).sum(-1)
-        return kl + sum_of_kls(bias) if bias else kl
-
-    def kl_terms(self) -> list[tuple[Posterior, Prior]] | None:
-        """Return posterior and prior of kernel and (if random) bias; ``None`` with groups."""
-        return self._kl_pairs() if self.groups == 1 else None
+        groups: int,
+        bias: bool,
+        bias_posterior: str | PosteriorFactory | None,
+    ) -> None:
+        super().__init__(matrix, bias, bias_posterior, groups)
+        self.window, self.out_channels = window, matrix.out_features * groups
+        self.in_channels = matrix.in_features // math.prod(window.kernel_size) * groups
 
     def extra_repr(self) -> str:
         """Show what torch shows."""
@@ -128,25 +52,15 @@ class RandomConv(RandomAffine):
         """``(out_channels, in_channels / groups, *kernel_size)``."""
         return (self.out_channels, self.in_channels // self.groups, *self.window.kernel_size)
 
-    def _dense(self, sampler: Sampler) -> Tensor:
-        matrices = super()._dense(sampler)
-        if self.groups > 1:  # draws stand between groups and outputs
-            matrices = matrices.movedim(len(self.batch_shape), -3)
-        return matrices.reshape(*self.batch_shape, *sampler.sample_shape, *self.weight_shape)
-
-    def _patches(self, x: Tensor) -> Tensor:
-        """Unfold ``x`` to rows ``(*batch_shape, [groups,] *inner, *positions, patch)``."""
-        n, batch_ndim = self.num_axes, len(self.batch_shape)
+    def _rows(self, x: Tensor) -> Tensor:
+        """Unfold ``x`` to patches ``(*batch_shape, [groups,] *inner, *positions, patch)``."""
+        n = self.num_axes
         patches = self.window.patches(x.reshape(-1, *x.shape[-1 - n :]))
         leading = (*x.shape[: -1 - n], *patches.shape[1 : 1 + n])
         if self.groups == 1:
             return patches.reshape(*leading, self.matrix.in_features)
         rows = patches.reshape(*leading, self.groups, self.matrix.in_features)
-        return rows.movedim(-2, batch_ndim)
-
-    def _join_groups(self, y: Tensor) -> Tensor:
-        """Bring ``(*batch_shape, [groups,] ..., out)`` to ``(*batch_shape, ..., out_channels)``."""
-        return y if self.groups == 1 else y.movedim(len(self.batch_shape), -2).flatten(-2)
+        return rows.movedim(-2, len(self.batch_shape))
 
     def _check(self, x: Tensor) -> None:
         check_dtype("input", x, self.matrix.posterior.loc)
@@ -164,6 +78,21 @@ class RandomConv(RandomAffine):
                 f"the kernel spans {self.window.reach} positions but the padded input has only "
                 f"{tuple(padded)}"
             )
+
+
+def _matrix_size(
+    in_channels: int, out_channels: int, groups: int, window: Window
+) -> tuple[int, int]:
+    """Return inputs and outputs of the matrix of a group; refuse what cannot be divided."""
+    check_positive_int("in_channels", in_channels)
+    check_positive_int("out_channels", out_channels)
+    check_positive_int("groups", groups)
+    if in_channels % groups or out_channels % groups:
+        raise ConfigError(
+            f"groups must divide in_channels and out_channels, got groups {groups}, "
+            f"in_channels {in_channels}, out_channels {out_channels}"
+        )
+    return in_channels // groups * math.prod(window.kernel_size), out_channels // groups
 
 
 class WHVIConv(RandomConv):
@@ -196,15 +125,14 @@ class WHVIConv(RandomConv):
         device: Device = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__()
-        slide = (kernel_size, stride, padding, dilation, padding_mode)
-        window = make_window(self.num_axes, *slide)
-        *sizes, replicas = self._set_sizes(in_channels, out_channels, groups, window, batch_shape)
-        place: Any = {"device": device, "dtype": dtype}
-        self.matrix = StructuredMatrix(
-            *sizes, posterior=posterior, prior=prior, batch_shape=replicas, **place
-        )
-        self._add_bias(out_channels, bias_posterior, bias, **place)
+        window = make_window(self.num_axes, kernel_size, stride, padding, dilation, padding_mode)
+        sizes = _matrix_size(in_channels, out_channels, groups, window)
+        matrix = StructuredMatrix(
+            *sizes, posterior=posterior, prior=prior,
+            batch_shape=(*batch_shape, groups) if groups > 1 else batch_shape,
+            device=device, dtype=dtype,
+        )  # fmt: skip
+        super().__init__(matrix, window, groups, bias, bias_posterior)
 
 
 class MeanFieldConv(RandomConv):
@@ -236,13 +164,13 @@ class MeanFieldConv(RandomConv):
         device: Device = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__()
-        slide = (kernel_size, stride, padding, dilation, padding_mode)
-        window = make_window(self.num_axes, *slide)
-        *sizes, replicas = self._set_sizes(in_channels, out_channels, groups, window, batch_shape)
-        place: Any = {"device": device, "dtype": dtype}
-        self.matrix = DenseGaussianMatrix(*sizes, prior=prior, batch_shape=replicas, **place)
-        self._add_bias(out_channels, bias_posterior, bias, **place)
+        window = make_window(self.num_axes, kernel_size, stride, padding, dilation, padding_mode)
+        sizes = _matrix_size(in_channels, out_channels, groups, window)
+        replicas = (*batch_shape, groups) if groups > 1 else batch_shape
+        matrix = DenseGaussianMatrix(
+            *sizes, prior=prior, batch_shape=replicas, device=device, dtype=dtype
+        )
+        super().__init__(matrix, window, groups, bias, bias_posterior)
 
 
 @final

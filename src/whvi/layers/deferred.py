@@ -46,8 +46,9 @@ class DeferredTensor(Tensor):
         args, kwargs = tree_map_only(DeferredTensor, DeferredTensor.formed, (args, kwargs or {}))
         return func(*args, **kwargs)
 
-    # for C++ that does not ask __torch_function__
-    __torch_dispatch__: Any = __torch_function__
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, *_: Any) -> Any:
+        raise RuntimeError(f"{func} does not see that the tensor is not formed yet: clone it first")
 
 
 _FREE = {

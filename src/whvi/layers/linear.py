@@ -8,46 +8,53 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
-from whvi._checks import check_dtype, check_last_dim, check_positive_int
+from whvi._checks import check_dtype, check_last_dim
 from whvi.errors import ShapeError
 from whvi.layers.deferred import deferred
-from whvi.layers.matrix import OutputMoments, RandomMatrix, WeightMoments
-from whvi.layers.meanfield import DenseGaussianMatrix
+from whvi.layers.matrix import DenseGaussianMatrix, OutputMoments, RandomMatrix, WeightMoments
 from whvi.layers.protocol import BayesianLayer
 from whvi.layers.structured import StructuredMatrix
 from whvi.posteriors import Posterior, PosteriorFactory, make_posterior
 from whvi.posteriors.base import sum_of_kls
 from whvi.priors import EmpiricalBayesPrior, Prior, PriorFactory
-from whvi.sampling import Sampler, check_draws_axis, current_sampler, insert_inner_axes
+from whvi.sampling import check_draws_axis, current_sampler, insert_inner_axes
 
 Device = torch.device | str | None
 
 
 class RandomAffine(BayesianLayer):
-    """What linear layers and convolutions share: a random matrix and a bias.
+    """``y = W x + b`` on rows made of the input: what linear layers and convolutions share.
 
     ``matrix`` holds the parameters, the posterior and the prior of the weights. ``bias`` is a
     parameter or ``None``; a random bias has a ``bias_posterior``, and its prior is ``N(0, λ I)``
-    with ``λ`` by empirical Bayes.
+    with ``λ`` by empirical Bayes. Groups of a convolution are replicas of the matrix.
     """
 
+    num_axes = 0  # of the input after its features
     matrix: RandomMatrix
     bias_posterior: Posterior | None
-    bias_prior: Prior
 
-    def _add_bias(
-        self, size: int, posterior: str | PosteriorFactory | None, wanted: bool, **place: Any
+    def __init__(
+        self,
+        matrix: RandomMatrix,
+        bias: bool,
+        bias_posterior: str | PosteriorFactory | None,
+        groups: int = 1,
     ) -> None:
-        self.bias_posterior = None
-        # register_parameter refuses a name that is a property
-        self._parameters["bias"] = None
-        if wanted and posterior is None:
-            zeros = torch.zeros(*self.batch_shape, size, **place)
-            self._parameters["bias"] = nn.Parameter(zeros)
-        elif wanted and posterior is not None:
-            self.bias_posterior = make_posterior(posterior, (*self.batch_shape, 1, size), **place)
-            self.bias_prior = EmpiricalBayesPrior()
-            self._reset_bias(None)
+        super().__init__()
+        self.matrix, self.groups = matrix, groups
+        self.batch_shape = matrix.batch_shape if groups == 1 else matrix.batch_shape[:-1]
+        self.bias_posterior, self.bias_prior = None, EmpiricalBayesPrior()
+        shape = (*self.batch_shape, groups * matrix.out_features)
+        parameter, loc = None, matrix.posterior.loc
+        place: Any = {"device": loc.device, "dtype": loc.dtype}
+        if bias and bias_posterior is None:
+            parameter = nn.Parameter(torch.zeros(shape, **place))
+        elif bias and bias_posterior is not None:
+            blocks = (*shape[:-1], 1, shape[-1])
+            self.bias_posterior = make_posterior(bias_posterior, blocks, **place)
+        self._parameters["bias"] = parameter  # register_parameter refuses names of properties
+        self._reset_bias(None)
 
     @torch.no_grad()
     def _reset_bias(self, generator: torch.Generator | None) -> None:
@@ -57,6 +64,76 @@ class RandomAffine(BayesianLayer):
             parameter.zero_()
         if self.bias_posterior is not None:
             self.bias_posterior.reset(0.01, 0.1, generator=generator)
+
+    def reset_parameters(self, *, generator: torch.Generator | None = None) -> None:
+        """Draw a new starting point."""
+        self.matrix.reset_parameters(generator=generator)
+        self._reset_bias(generator)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map ``(*batch_shape, *inner, in, *spatial)`` to ``(…, out, *spatial)``.
+
+        A linear layer has no spatial axes. Weights are drawn as
+        :func:`whvi.sampling.current_sampler` says: one draw for the whole call unless a
+        :func:`whvi.sampling.sampling` block says otherwise.
+        """
+        self._check(x)
+        sampler = current_sampler()
+        check_draws_axis(x, sampler, len(self.batch_shape), 1 + self.num_axes)
+        rows = self._rows(x) if self.num_axes else x
+        if self.bias_posterior is None:
+            bias: Tensor | None = self._parameters["bias"]
+            if bias is not None and self.groups > 1:
+                bias = bias.unflatten(-1, (self.groups, -1))
+            y = self.matrix.multiply(rows, bias, sampler)
+            return self._output(y) if self.num_axes else y
+        inner_shape = tuple(rows.shape[len(self.matrix.batch_shape) : -1])
+        drawn = self._over(x, sampler.value(self.bias_posterior, inner_shape))
+        return self._output(self.matrix.multiply(rows, None, sampler)) + drawn
+
+    @abstractmethod
+    def _check(self, x: Tensor) -> None:
+        """Refuse an input of another shape, data type or device."""
+
+    def _rows(self, x: Tensor) -> Tensor:
+        """Return the rows of ``x``, ``(*matrix.batch_shape, *inner, in)``."""
+        return x
+
+    def _output(self, y: Tensor) -> Tensor:
+        """Join groups and put features before spatial axes: the way back from rows."""
+        if self.groups > 1:
+            y = y.movedim(len(self.batch_shape), -2).flatten(-2)
+        return y.movedim(-1, -1 - self.num_axes)
+
+    def _over(self, x: Tensor, bias: Tensor) -> Tensor:
+        """Let ``(*batch_shape, *some_inner, out)`` broadcast over the output for ``x``."""
+        batch_ndim = len(self.batch_shape)
+        bias = insert_inner_axes(bias, batch_ndim, x.dim() - batch_ndim - 1)
+        return bias.movedim(-1, -1 - self.num_axes)
+
+    def output_moments(self, x: Tensor) -> OutputMoments:
+        """Return the exact mean and variance of the output, without sampling.
+
+        Args:
+            x: As in :meth:`forward`.
+
+        Returns:
+            Mean and variance, each of the shape of the output. Outputs of one row are correlated;
+            these are the marginals.
+        """
+        self._check(x)
+        mean, variance = map(self._output, self.matrix.output_moments(self._rows(x)))
+        if self.bias_posterior is not None:
+            mean = mean + self._over(x, self.bias_posterior.mean)
+            variance = variance + self._over(x, self.bias_posterior.variance)
+        elif self.bias is not None:
+            mean = mean + self._over(x, self.bias)
+        return OutputMoments(mean, variance)
+
+    @property
+    @abstractmethod
+    def weight_shape(self) -> tuple[int, ...]:
+        """Shape of the weights in torch's layer."""
 
     @property
     def weight(self) -> Tensor:
@@ -70,7 +147,14 @@ class RandomAffine(BayesianLayer):
         """
         sampler = current_sampler()
         shape = (*self.batch_shape, *sampler.sample_shape, *self.weight_shape)
-        return deferred(lambda: self._dense(sampler), shape, self.matrix.posterior.loc)
+
+        def form() -> Tensor:
+            matrices = self.matrix.dense(sampler.value(self.matrix.posterior))
+            if self.groups > 1:  # draws stand between groups and outputs
+                matrices = matrices.movedim(len(self.batch_shape), -3)
+            return matrices.reshape(shape)
+
+        return deferred(form, shape, self.matrix.posterior.loc)
 
     @property
     def bias(self) -> Tensor | None:
@@ -86,84 +170,54 @@ class RandomAffine(BayesianLayer):
         """Whether there is a bias, random or not."""
         return self.bias_posterior is not None or self._parameters["bias"] is not None
 
-    @property
-    @abstractmethod
-    def weight_shape(self) -> tuple[int, ...]:
-        """Shape of the weights in torch's layer."""
-
-    def _dense(self, sampler: Sampler) -> Tensor:
-        """Form the dense weights."""
-        return self.matrix.dense(sampler.value(self.matrix.posterior))
-
     def sample_weight(
         self, sample_shape: tuple[int, ...] = (), *, generator: torch.Generator | None = None
     ) -> Tensor:
-        """Draw weights in the shape of torch's layer, after ``(*sample_shape, *batch_shape)``.
-
-        With gradients; nothing is kept, whatever the sampler.
-        """
+        """Draw weights, ``(*sample_shape, *batch_shape, *weight_shape)``, with gradients."""
         matrices = self.matrix.sample(sample_shape, generator=generator)
         return matrices.reshape(*sample_shape, *self.batch_shape, *self.weight_shape)
 
-    def kl(self) -> Tensor:
-        """Return the KL of weights and (if random) bias in nats, shape ``batch_shape``."""
-        return sum_of_kls(self._kl_pairs())
+    def weight_moments(self) -> WeightMoments:
+        """Return mean and covariance of the flat weights (row by row), for small layers."""
+        mean, covariance = self.matrix.moments()
+        if self.groups == 1:
+            return WeightMoments(mean, covariance)
+        apart = torch.diag_embed(covariance.movedim(-3, -1))  # (..., n, n, G, G)
+        whole = apart.movedim((-2, -1), (-4, -2)).flatten(-4, -3).flatten(-2)
+        return WeightMoments(mean.flatten(-2), whole)
 
     def kl_terms(self) -> list[tuple[Posterior, Prior]] | None:
-        """Return posterior and prior of the weights and (if random) of the bias."""
-        return self._kl_pairs()
+        """Return posterior and prior of weights and (if random) bias; ``None`` with groups."""
+        return self._pairs() if self.groups == 1 else None
 
-    def _kl_pairs(self) -> list[tuple[Posterior, Prior]]:
+    def _pairs(self) -> list[tuple[Posterior, Prior]]:
         pairs = [(self.matrix.posterior, self.matrix.prior)]
         if self.bias_posterior is not None:
             pairs.append((self.bias_posterior, self.bias_prior))
         return pairs
 
-    def reset_parameters(self, *, generator: torch.Generator | None = None) -> None:
-        """Draw a new starting point."""
-        self.matrix.reset_parameters(generator=generator)
-        self._reset_bias(generator)
-
-    def _with_bias(self, moments: OutputMoments, inner_ndim: int) -> OutputMoments:
-        """Add the mean and variance of the bias to those of ``W x``."""
-        mean, variance = moments
-        axes = (len(self.batch_shape), inner_ndim)
-        if self.bias_posterior is not None:
-            mean = mean + insert_inner_axes(self.bias_posterior.mean, *axes)
-            variance = variance + insert_inner_axes(self.bias_posterior.variance, *axes)
-        elif self.bias is not None:
-            mean = mean + insert_inner_axes(self.bias, *axes)
-        return OutputMoments(mean, variance)
+    def kl(self) -> Tensor:
+        """Return the KL of weights and (if random) bias in nats, shape ``batch_shape``."""
+        if self.groups == 1:
+            return sum_of_kls(self._pairs())
+        weights, *bias = self._pairs()
+        kl = sum_of_kls([weights]).sum(-1)
+        return kl + sum_of_kls(bias) if bias else kl
 
 
 class RandomLinear(RandomAffine):
-    """What linear layers share: ``y = W x + b`` on the last axis."""
+    """What linear layers share."""
 
-    in_features: int
-    out_features: int
+    def __init__(
+        self, matrix: RandomMatrix, bias: bool, bias_posterior: str | PosteriorFactory | None
+    ) -> None:
+        super().__init__(matrix, bias, bias_posterior)
+        self.in_features, self.out_features = matrix.in_features, matrix.out_features
 
-    def _set_sizes(self, in_features: int, out_features: int, batch_shape: tuple[int, ...]) -> None:
-        check_positive_int("in_features", in_features)
-        check_positive_int("out_features", out_features)
-        self.in_features, self.out_features = in_features, out_features
-        self.batch_shape = tuple(batch_shape)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Map ``(*batch_shape, *inner, in_features)`` to ``(*batch_shape, *inner, out_features)``.
-
-        Weights are drawn as :func:`whvi.sampling.current_sampler` says: one draw for the whole
-        call unless a :func:`whvi.sampling.sampling` block says otherwise.
-        """
-        self._check(x)
-        sampler = current_sampler()
-        batch_ndim = len(self.batch_shape)
-        check_draws_axis(x, sampler, batch_ndim)
-        if self.bias_posterior is None:
-            return self.matrix.multiply(x, self._parameters["bias"], sampler)
-        inner_shape = tuple(x.shape[batch_ndim:-1])
-        bias = sampler.value(self.bias_posterior, inner_shape)
-        bias = insert_inner_axes(bias, batch_ndim, len(inner_shape))
-        return self.matrix.multiply(x, None, sampler) + bias
+    @property
+    def weight_shape(self) -> tuple[int, ...]:
+        """``(out_features, in_features)``."""
+        return (self.out_features, self.in_features)
 
     def _check(self, x: Tensor) -> None:
         loc, axes = self.matrix.posterior.loc, len(self.batch_shape)
@@ -182,28 +236,6 @@ class RandomLinear(RandomAffine):
             f"({', '.join(map(str, self.batch_shape))}, ..., {self.in_features}), got "
             f"{tuple(x.shape)}; x.expand(*batch_shape, *x.shape) shares rows between replicas"
         )
-
-    @property
-    def weight_shape(self) -> tuple[int, ...]:
-        """``(out_features, in_features)``."""
-        return (self.out_features, self.in_features)
-
-    def weight_moments(self) -> WeightMoments:
-        """Return mean and covariance of ``vec(W)`` (row by row), for small layers."""
-        return self.matrix.moments()
-
-    def output_moments(self, x: Tensor) -> OutputMoments:
-        """Return the exact mean and variance of the output, without sampling.
-
-        Args:
-            x: Shape ``(*batch_shape, *inner, in_features)``.
-
-        Returns:
-            Mean and variance, each ``(*batch_shape, *inner, out_features)``. Outputs of one row
-            are correlated; these are the marginals.
-        """
-        self._check(x)
-        return self._with_bias(self.matrix.output_moments(x), x.dim() - len(self.batch_shape) - 1)
 
     def extra_repr(self) -> str:
         """Show what ``torch.nn.Linear`` shows, and the replicas."""
@@ -244,12 +276,11 @@ class WHVILinear(RandomLinear):
         device: Device = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__()
-        self._set_sizes(in_features, out_features, batch_shape)
-        place: Any = {"device": device, "dtype": dtype}
-        options: Any = {"posterior": posterior, "prior": prior, "batch_shape": self.batch_shape}
-        self.matrix = StructuredMatrix(in_features, out_features, **options, **place)
-        self._add_bias(out_features, bias_posterior, bias, **place)
+        matrix = StructuredMatrix(
+            in_features, out_features, posterior=posterior, prior=prior,
+            batch_shape=batch_shape, device=device, dtype=dtype,
+        )  # fmt: skip
+        super().__init__(matrix, bias, bias_posterior)
 
 
 @final
@@ -278,9 +309,8 @@ class MeanFieldLinear(RandomLinear):
         device: Device = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__()
-        self._set_sizes(in_features, out_features, batch_shape)
-        place: Any = {"device": device, "dtype": dtype}
-        options: Any = {"prior": prior, "batch_shape": self.batch_shape}
-        self.matrix = DenseGaussianMatrix(in_features, out_features, **options, **place)
-        self._add_bias(out_features, bias_posterior, bias, **place)
+        matrix = DenseGaussianMatrix(
+            in_features, out_features, prior=prior,
+            batch_shape=batch_shape, device=device, dtype=dtype,
+        )  # fmt: skip
+        super().__init__(matrix, bias, bias_posterior)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from functools import reduce
 
 import torch
 from torch import Tensor, nn
@@ -95,9 +96,4 @@ class ModelKL:
         terms = [layer.kl() for layer in self._others]
         if self._pairs:
             terms.append(sum_of_kls(self._pairs))
-        if not terms:
-            return torch.zeros(())
-        total = terms[0]
-        for term in terms[1:]:
-            total = total + term
-        return total
+        return reduce(torch.add, terms) if terms else torch.zeros(())

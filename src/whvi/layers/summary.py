@@ -43,29 +43,14 @@ class Summary(NamedTuple):
         return sum(layer.kl for layer in self.layers)
 
     def __str__(self) -> str:
+        total = LayerSummary("total", "", self.num_parameters, self.num_dense, self.kl)
         rows = [("layer", "kind", "parameters", "dense", "KL (nats)")]
         rows += [
-            (
-                layer.name,
-                layer.kind,
-                f"{layer.num_parameters:,}",
-                f"{layer.num_dense:,}",
-                f"{layer.kl:,.1f}",
-            )
-            for layer in self.layers
+            (n, k, f"{p:,}", f"{d:,}", f"{kl:,.1f}") for n, k, p, d, kl in (*self.layers, total)
         ]
-        rows.append(
-            ("total", "", f"{self.num_parameters:,}", f"{self.num_dense:,}", f"{self.kl:,.1f}")
-        )
-        widths = [max(len(row[i]) for row in rows) for i in range(5)]
-        lines = [
-            "  ".join(
-                cell.ljust(width) if column < 2 else cell.rjust(width)
-                for column, (cell, width) in enumerate(zip(row, widths, strict=True))
-            ).rstrip()
-            for row in rows
-        ]
-        return "\n".join(lines)
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        form = "  ".join(f"{{:{side}{width}}}" for side, width in zip("<<>>>", widths, strict=True))
+        return "\n".join(form.format(*row) for row in rows)
 
 
 @torch.no_grad()

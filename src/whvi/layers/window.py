@@ -11,12 +11,7 @@ from torch.nn import functional
 from whvi.errors import ConfigError
 
 Sizes = int | Sequence[int]
-_PADDING_MODES = {
-    "zeros": "constant",
-    "reflect": "reflect",
-    "replicate": "replicate",
-    "circular": "circular",
-}
+_PADDING_MODES = ("circular", "reflect", "replicate", "zeros")
 
 
 class Window(NamedTuple):
@@ -27,11 +22,6 @@ class Window(NamedTuple):
     padding: tuple[tuple[int, int], ...]  # before and after
     dilation: tuple[int, ...]
     padding_mode: str
-
-    @property
-    def num_axes(self) -> int:
-        """Spatial axes."""
-        return len(self.kernel_size)
 
     @property
     def reach(self) -> tuple[int, ...]:
@@ -45,15 +35,15 @@ class Window(NamedTuple):
             zip(self.reach, self.stride, self.dilation, strict=True)
         ):
             x = x.unfold(2 + axis, reach, stride)[..., ::dilation]
-        n = self.num_axes
-        x = x.movedim(1, 1 + n)  # (M, *positions, channels, *kernel_size)
-        return x.flatten(2 + n) if n else x
+        n = len(self.kernel_size)
+        return x.movedim(1, 1 + n).flatten(2 + n)
 
     def _pad(self, x: Tensor) -> Tensor:
         if not any(map(sum, self.padding)):
             return x
         amounts = [amount for pair in reversed(self.padding) for amount in pair]
-        return functional.pad(x, amounts, mode=_PADDING_MODES[self.padding_mode])
+        mode = "constant" if self.padding_mode == "zeros" else self.padding_mode
+        return functional.pad(x, amounts, mode=mode)
 
 
 def make_window(
@@ -65,18 +55,11 @@ def make_window(
     padding_mode: str,
 ) -> Window:
     """Spread torch's ``int | tuple | "same" | "valid"`` over the spatial axes."""
-    kernel, step, spread = (
-        _spread(name, value, num_axes, 1)
-        for name, value in (
-            ("kernel_size", kernel_size),
-            ("stride", stride),
-            ("dilation", dilation),
-        )
-    )
+    kernel = _spread("kernel_size", kernel_size, num_axes, 1)
+    step = _spread("stride", stride, num_axes, 1)
+    spread = _spread("dilation", dilation, num_axes, 1)
     if padding_mode not in _PADDING_MODES:
-        raise ConfigError(
-            f"padding_mode must be one of {sorted(_PADDING_MODES)}, got {padding_mode!r}"
-        )
+        raise ConfigError(f"padding_mode must be one of {_PADDING_MODES}, got {padding_mode!r}")
     if padding == "valid":
         padding = 0
     if padding == "same":

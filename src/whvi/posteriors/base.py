@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from functools import reduce
 
 import torch
 from torch import Tensor, nn
@@ -163,10 +164,7 @@ def sum_of_kls(pairs: Sequence[tuple[Posterior, Prior]]) -> Tensor:
             together.append(term)
     if together:
         values.append(sum_of_fused_kls(together))
-    total = values[0]
-    for value in values[1:]:
-        total = total + value
-    return total
+    return reduce(torch.add, values)
 
 
 def samples_first(draws: Tensor, batch_ndim: int, own_ndim: int) -> Tensor:

@@ -20,7 +20,7 @@ class LowRankGaussian(Posterior):
     """``g = μ + V ε₁ + σ ⊙ ε₂``: ``rank`` directions of dependence, and independent noise.
 
     Parameters: ``loc`` (μ) and ``log_scale`` (log σ, *not* the log of the marginal standard
-    deviation), ``(*batch_shape, K·D)``; ``factor`` (V), ``(*batch_shape, K·D, rank)``.
+    deviation), ``(*batch_shape, K·D)``; ``factor`` (V, block by block), ``(…, K·D, rank)``.
 
     Args:
         shape: ``(*batch_shape, K, D)``.

@@ -28,8 +28,7 @@ from whvi._kernel.kl import add_kl_gradients, kl_forward
 from whvi._kernel.noise import normal_from_seed
 from whvi._kernel.product import PreparedProduct, prepare, product_backward, product_forward
 from whvi.layers.linear import MeanFieldLinear, WHVILinear
-from whvi.layers.matrix import RandomMatrix
-from whvi.layers.meanfield import DenseGaussianMatrix
+from whvi.layers.matrix import DenseGaussianMatrix, RandomMatrix
 from whvi.layers.sines import Sine, Tile
 from whvi.layers.structured import StructuredMatrix
 from whvi.posteriors import DiagonalGaussian
