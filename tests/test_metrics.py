@@ -52,11 +52,30 @@ def interval() -> tuple[np.ndarray, np.ndarray]:
     return MEAN - 0.7, MEAN + RNG.uniform(0, 2, N)
 
 
-def test_coverage_equals_a_loop() -> None:
+def test_coverage_and_interval_score_equal_loops() -> None:
     lower, upper = interval()
     inside = [lo <= y <= up for lo, up, y in zip(lower, upper, Y, strict=True)]
     args = (tensor(lower), tensor(upper), tensor(Y))
     np.testing.assert_allclose(metrics.coverage(*args), np.mean(inside))
+    scores = []
+    for lo, up, y in zip(lower, upper, Y, strict=True):
+        score = up - lo
+        if y < lo:
+            score += 2 / 0.1 * (lo - y)
+        if y > up:
+            score += 2 / 0.1 * (y - up)
+        scores.append(score)
+    np.testing.assert_allclose(metrics.interval_score(*args, level=0.9), np.mean(scores))
+
+
+def test_interval_score_is_proper_and_twice_the_pinball_losses() -> None:
+    lower, upper = interval()
+    pinball = sum(
+        sklearn.metrics.mean_pinball_loss(Y, end, alpha=q)
+        for end, q in ((lower, 0.05), (upper, 0.95))
+    )
+    ours = metrics.interval_score(tensor(lower), tensor(upper), tensor(Y), level=0.9)
+    np.testing.assert_allclose(ours, pinball * 2 / 0.1)
 
 
 @settings(max_examples=50, deadline=None)
@@ -212,7 +231,7 @@ def test_shapes_never_broadcast() -> None:
         lambda: metrics.rmse(column, row),
         lambda: metrics.accuracy(column, row),
         lambda: metrics.coverage(column, column, row),
-        lambda: metrics.coverage(row, column, row),
+        lambda: metrics.interval_score(row, column, row, level=0.5),
         lambda: metrics.auroc(column, row),
         lambda: metrics.crps(Predictive.poisson(torch.ones(2, N)), torch.zeros(1, N)),
         lambda: metrics.rmse(row[:0], row[:0]),
@@ -260,6 +279,8 @@ def test_unusable_values_are_refused() -> None:
     zero, one = torch.zeros(N), torch.ones(N)
     with pytest.raises(DataError, match="lower end above"):
         metrics.coverage(one, zero, zero)
+    with pytest.raises(ConfigError, match="level"):
+        metrics.interval_score(zero, one, zero, level=95)
     with pytest.raises(DataError, match=r"within \[0, 1\]"):
         metrics.calibration_error(2 * one)
     with pytest.raises(DataError, match="softmax, not logits"):

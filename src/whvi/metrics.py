@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from whvi._checks import check_finite, check_positive_int
-from whvi.errors import DataError, ShapeError
+from whvi.errors import ConfigError, DataError, ShapeError
 
 if TYPE_CHECKING:
     from whvi.predictive import Predictive
@@ -45,13 +45,20 @@ def mnll(log_prob: Tensor) -> Tensor:
 
 def coverage(lower: Tensor, upper: Tensor, y: Tensor) -> Tensor:
     """Return the fraction of targets within ``[lower, upper]``, to be compared with the level."""
-    for name, value in (("lower", lower), ("upper", upper)):
-        _check_same(name, value, y)
-        check_finite(name, value)
-    check_finite("targets", y)
-    if not bool((lower <= upper).all()):
-        raise DataError("an interval has its lower end above its upper end")
+    _check_interval(lower, upper, y)
     return ((lower <= y) & (y <= upper)).double().mean()
+
+
+def interval_score(lower: Tensor, upper: Tensor, y: Tensor, *, level: float) -> Tensor:
+    r"""Return the mean interval score (Gneiting & Raftery, 2007, eq. 43), in units of ``y``.
+
+    :math:`(u - l) + \frac{2}{\alpha} (l - y)_+ + \frac{2}{\alpha} (y - u)_+`, α = 1 − level.
+    """
+    _check_interval(lower, upper, y)
+    if not 0 < level < 1:
+        raise ConfigError(f"level must lie strictly between 0 and 1, got {level!r}")
+    miss = (lower - y).clamp_min(0) + (y - upper).clamp_min(0)
+    return (upper - lower + 2 / (1 - level) * miss).mean()
 
 
 def calibration_error(pit: Tensor) -> Tensor:
@@ -221,6 +228,15 @@ def _check_same(name: str, value: Tensor, y: Tensor) -> None:
             f"{name} of shape {tuple(value.shape)} and targets of shape {tuple(y.shape)} must "
             "have the same shape and at least one row"
         )
+
+
+def _check_interval(lower: Tensor, upper: Tensor, y: Tensor) -> None:
+    for name, value in (("lower", lower), ("upper", upper)):
+        _check_same(name, value, y)
+        check_finite(name, value)
+    check_finite("targets", y)
+    if not bool((lower <= upper).all()):
+        raise DataError("an interval has its lower end above its upper end")
 
 
 def check_pit(pit: Tensor) -> Tensor:
