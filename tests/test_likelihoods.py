@@ -100,8 +100,8 @@ class TestStudentT(LikelihoodSuite):
     case = Case(StudentT, real, student_oracle, LINE)
 
 
-class TestStudentTOutputs(LikelihoodSuite):
-    case = Case(lambda **o: StudentT(2, df=7.0, **o), real, student_oracle, LINE)
+class TestStudentTFixed(LikelihoodSuite):
+    case = Case(lambda **o: StudentT(2, df=7.0, learn_df=False, **o), real, student_oracle, LINE)
 
 
 class TestPoisson(LikelihoodSuite):
@@ -138,6 +138,7 @@ def test_student_t_options() -> None:
     torch.testing.assert_close(likelihood.df.detach(), torch.tensor([5.0]))
     torch.testing.assert_close(likelihood.noise_scale.detach(), torch.tensor([5 / 3]).sqrt())
     assert len(likelihood.noise_parameters()) == 2
+    assert len(StudentT(learn_df=False).noise_parameters()) == 1
     for df in (2.0, -1.0, math.inf, math.nan):
         with pytest.raises(ConfigError, match="df must be"):
             StudentT(df=df)
@@ -145,7 +146,7 @@ def test_student_t_options() -> None:
 
 def test_large_df_in_float32_is_the_gaussian() -> None:
     # lgamma(5e5) is 6e6: its float32 difference would be wrong by half a nat.
-    t = StudentT(df=1e6, log_squared_scale=-2.0)
+    t = StudentT(df=1e6, learn_df=False, log_squared_scale=-2.0)
     f, y = torch.zeros(1, 3, 1), torch.tensor([0.0, 0.5, 1.0])
     torch.testing.assert_close(t.log_prob(f, y), Gaussian().log_prob(f, y), atol=1e-4, rtol=0)
 

@@ -14,12 +14,12 @@ from typing import Any, cast, final
 import torch
 from torch import Tensor
 
+from whvi._checks import check_positive
 from whvi._kernel.backend import is_tracing, is_transformed
 from whvi.likelihoods.base import RealLikelihood
 from whvi.predictive import Predictive
 
 _HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
-_BOUND = 15.0  # of the log variance of heteroscedastic noise
 MIN_NOISE_VARIANCE = 1e-8
 """Added to every noise variance (standardized units): a perfect fit has a finite likelihood."""
 
@@ -116,13 +116,13 @@ class HeteroscedasticGaussian(RealLikelihood):
 
     Features are ``num_outputs`` means, then ``num_outputs`` raw log variances :math:`r`:
     :math:`\log \sigma^2 = b \tanh((\lambda + r) / b)` with a learned level :math:`\lambda` per
-    output. It stays within :math:`\pm b`, ``b = 15``: noise from 6e-4 to 1800 standard deviations
-    of the target. Near zero it is close to :math:`\lambda + r`.
+    output. It stays within :math:`\pm b` and is close to :math:`\lambda + r` near zero.
 
     Args:
         num_outputs: Number of target columns; the network has twice as many features.
         batch_shape: ``(R,)`` for R replicas.
         log_noise_variance: Initial level, in units of the standardized targets.
+        bound: ``b``; 15 allows noise from 6e-4 to 1800 standard deviations of the target.
         device, dtype: Of parameters and buffers.
     """
 
@@ -132,10 +132,13 @@ class HeteroscedasticGaussian(RealLikelihood):
         *,
         batch_shape: tuple[int, ...] = (),
         log_noise_variance: float = -2.0,
+        bound: float = 15.0,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__(num_outputs, batch_shape, device, dtype)
+        check_positive("bound", bound)
+        self.bound = bound
         self.log_noise_variance = self._parameter(log_noise_variance)
 
     @property
@@ -146,7 +149,7 @@ class HeteroscedasticGaussian(RealLikelihood):
     def noise_variance(self, f: Tensor) -> Tensor:
         """Return ``σ²`` of every row, standardized units, shape ``(*batch_shape, S, N, O)``."""
         raw = f[..., self.num_outputs :] + self._per_row(self.log_noise_variance)
-        return (_BOUND * torch.tanh(raw / _BOUND)).exp()
+        return (self.bound * torch.tanh(raw / self.bound)).exp()
 
     def log_prob(self, f: Tensor, y: Tensor) -> Tensor:
         z, target_scale = self._standardized(f, y)
@@ -157,3 +160,7 @@ class HeteroscedasticGaussian(RealLikelihood):
         loc, target_scale = self._in_units(f)
         scale = self.noise_variance(f.double()).sqrt() * target_scale
         return self._mixture(Predictive.gaussian, loc, scale)
+
+    def extra_repr(self) -> str:
+        """Show the sizes and the bound."""
+        return f"{super().extra_repr()}, bound={self.bound}"

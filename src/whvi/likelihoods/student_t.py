@@ -12,7 +12,7 @@ import math
 from typing import final
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from whvi.errors import ConfigError
@@ -27,7 +27,7 @@ MIN_DF = 2.01
 
 @final
 class StudentT(RealLikelihood):
-    r"""Student-t noise with a learned scale and learned degrees of freedom per output.
+    r"""Student-t noise with a learned scale per output and learned or fixed degrees of freedom.
 
     The scale :math:`s` is not the standard deviation, which is :math:`s \sqrt{\nu / (\nu - 2)}`.
 
@@ -35,9 +35,12 @@ class StudentT(RealLikelihood):
         num_outputs: Number of target columns.
         batch_shape: ``(R,)`` for R replicas.
         df: Initial degrees of freedom, above 2.01.
+        learn_df: Whether ``df`` is a parameter (per output) or stays fixed.
         log_squared_scale: Initial ``log s²``, in units of the standardized targets.
         device, dtype: Of parameters and buffers.
     """
+
+    raw_df: Tensor
 
     def __init__(
         self,
@@ -45,6 +48,7 @@ class StudentT(RealLikelihood):
         *,
         batch_shape: tuple[int, ...] = (),
         df: float = 4.0,
+        learn_df: bool = True,
         log_squared_scale: float = -2.0,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
@@ -54,7 +58,11 @@ class StudentT(RealLikelihood):
             raise ConfigError(f"df must be a finite number above {MIN_DF}, got {df!r}")
         self.log_squared_scale = self._parameter(log_squared_scale)
         excess = df - MIN_DF
-        self.raw_df = self._parameter(excess + math.log(-math.expm1(-excess)))
+        raw_df = self._parameter(excess + math.log(-math.expm1(-excess)))
+        if learn_df:
+            self.raw_df = raw_df
+        else:
+            self.register_buffer("raw_df", raw_df.detach())
 
     @property
     def df(self) -> Tensor:
@@ -79,3 +87,7 @@ class StudentT(RealLikelihood):
         squared = self.log_squared_scale.double().exp() + MIN_NOISE_VARIANCE
         scale = self._per_row(squared.sqrt()) * target_scale
         return self._mixture(Predictive.student_t, loc, scale, self._per_row(self.df.double()))
+
+    def extra_repr(self) -> str:
+        """Show the sizes and whether ``df`` is learned."""
+        return f"{super().extra_repr()}, learn_df={isinstance(self.raw_df, nn.Parameter)}"
