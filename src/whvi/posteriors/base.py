@@ -84,7 +84,7 @@ class Posterior(nn.Module, ABC):
         For a Gaussian this is ``½ log det Σ``.
         """
 
-    @abstractmethod
+    @torch.no_grad()
     def reset(
         self, mean_std: float, scale: float, *, generator: torch.Generator | None = None
     ) -> None:
@@ -95,6 +95,15 @@ class Posterior(nn.Module, ABC):
             scale: Standard deviation of ``q`` around its mean, the same for every entry.
             generator: Source of randomness; ``None`` is torch's default generator.
         """
+        check_positive("scale", scale)
+        if not (math.isfinite(mean_std) and mean_std >= 0):
+            raise ConfigError(f"mean_std must be a finite number of at least 0, got {mean_std!r}")
+        self.loc.normal_(0.0, mean_std, generator=generator)
+        self._reset_spread(scale, generator)
+
+    @abstractmethod
+    def _reset_spread(self, scale: float, generator: torch.Generator | None) -> None:
+        """Let ``q`` have the standard deviation ``scale`` around its mean."""
 
     @abstractmethod
     def draw(
@@ -173,13 +182,6 @@ def samples_first(draws: Tensor, batch_ndim: int, own_ndim: int) -> Tensor:
         return draws
     last = draws.dim() - own_ndim
     return draws.movedim(tuple(range(batch_ndim)), tuple(range(last - batch_ndim, last)))
-
-
-def check_start(mean_std: float, scale: float) -> None:
-    """Refuse a starting point without a spread, or with a negative spread of the means."""
-    check_positive("scale", scale)
-    if not (math.isfinite(mean_std) and mean_std >= 0):
-        raise ConfigError(f"mean_std must be a finite number of at least 0, got {mean_std!r}")
 
 
 def standard_normal(

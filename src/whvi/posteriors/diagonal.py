@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from whvi._kernel.kl import KLTerm
-from whvi.posteriors.base import Device, Posterior, check_start, sum_of_kls
+from whvi.posteriors.base import Device, Posterior, sum_of_kls
 from whvi.priors import EmpiricalBayesPrior, FixedPrior, LearnedPrior, Prior
 from whvi.sampling import insert_inner_axes
 
@@ -33,13 +33,8 @@ class DiagonalGaussian(Posterior):
         self.log_scale = self._parameter(self.num_entries, device=device, dtype=dtype)
         self.reset(1.0, 0.1)
 
-    @torch.no_grad()
-    def reset(
-        self, mean_std: float, scale: float, *, generator: torch.Generator | None = None
-    ) -> None:
-        """Draw ``μ ~ N(0, mean_std²)`` and set ``σ = scale``."""
-        check_start(mean_std, scale)
-        self.loc.normal_(0.0, mean_std, generator=generator)
+    def _reset_spread(self, scale: float, generator: torch.Generator | None) -> None:
+        """Set ``σ = scale``."""
         self.log_scale.fill_(math.log(scale))
 
     @property

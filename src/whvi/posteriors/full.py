@@ -9,7 +9,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from whvi.posteriors.base import Device, Posterior, check_start, standard_normal
+from whvi.posteriors.base import Device, Posterior, standard_normal
 
 
 @final
@@ -36,13 +36,8 @@ class FullGaussian(Posterior):
         self.register_buffer("_lower_index", rows * D + columns, persistent=False)
         self.reset(1.0, 0.1)
 
-    @torch.no_grad()
-    def reset(
-        self, mean_std: float, scale: float, *, generator: torch.Generator | None = None
-    ) -> None:
-        """Draw ``μ ~ N(0, mean_std²)`` and set ``L = scale · I``."""
-        check_start(mean_std, scale)
-        self.loc.normal_(0.0, mean_std, generator=generator)
+    def _reset_spread(self, scale: float, generator: torch.Generator | None) -> None:
+        """Set ``L = scale · I``."""
         self.log_diagonal.fill_(math.log(scale))
         self.lower.zero_()
 

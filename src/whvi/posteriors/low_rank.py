@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from whvi._checks import check_positive_int
-from whvi.posteriors.base import Device, Posterior, check_start, standard_normal
+from whvi.posteriors.base import Device, Posterior, standard_normal
 
 _SHARED_VARIANCE = 0.1  # part of the initial variance that V carries; V = 0 would be a saddle
 
@@ -42,13 +42,8 @@ class LowRankGaussian(Posterior):
         self.factor = self._parameter(self.num_entries, rank, device=device, dtype=dtype)
         self.reset(1.0, 0.1)
 
-    @torch.no_grad()
-    def reset(
-        self, mean_std: float, scale: float, *, generator: torch.Generator | None = None
-    ) -> None:
-        """Draw ``μ ~ N(0, mean_std²)`` and ``V`` at random; every marginal has std ``scale``."""
-        check_start(mean_std, scale)
-        self.loc.normal_(0.0, mean_std, generator=generator)
+    def _reset_spread(self, scale: float, generator: torch.Generator | None) -> None:
+        """Draw ``V`` at random; every marginal has std ``scale``."""
         directions = standard_normal(self.factor, self.factor.shape, generator)
         unit_rows = torch.nn.functional.normalize(directions, dim=-1)
         self.factor.copy_(scale * math.sqrt(_SHARED_VARIANCE) * unit_rows)

@@ -25,7 +25,6 @@ from whvi.posteriors.base import (
     Device,
     NoClosedFormError,
     Posterior,
-    check_start,
     standard_normal,
 )
 from whvi.priors import Prior
@@ -64,13 +63,8 @@ class PlanarFlow(Posterior):
         self.b = self._parameter(K, num_flows, device=device, dtype=dtype)
         self.reset(1.0, 0.1)
 
-    @torch.no_grad()
-    def reset(
-        self, mean_std: float, scale: float, *, generator: torch.Generator | None = None
-    ) -> None:
-        """Draw ``μ ~ N(0, mean_std²)``; the spread is ``scale`` up to a slight bend at random."""
-        check_start(mean_std, scale)
-        self.loc.normal_(0.0, mean_std, generator=generator)
+    def _reset_spread(self, scale: float, generator: torch.Generator | None) -> None:
+        """Set the spread to ``scale`` up to a slight bend at random."""
         self.log_scale.fill_(math.log(scale))
         self.u.normal_(0.0, _INITIAL_BEND, generator=generator)
         self.w.normal_(0.0, self.shape[-1] ** -0.5, generator=generator)  # wᵀε ~ N(0, 1)

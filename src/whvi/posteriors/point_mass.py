@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from whvi.errors import ConfigError
-from whvi.posteriors.base import Device, Posterior, check_start, standard_normal_entropy
+from whvi.posteriors.base import Device, Posterior, standard_normal_entropy
 from whvi.priors import FixedPrior, Prior
 from whvi.sampling import insert_inner_axes
 
@@ -28,13 +28,8 @@ class PointMass(Posterior):
         super().__init__(shape, device=device, dtype=dtype)
         self.reset(1.0, 0.1)
 
-    @torch.no_grad()
-    def reset(
-        self, mean_std: float, scale: float, *, generator: torch.Generator | None = None
-    ) -> None:
-        """Draw ``loc ~ N(0, mean_std²)``; a point has no ``scale``, it is ignored."""
-        check_start(mean_std, scale)
-        self.loc.normal_(0.0, mean_std, generator=generator)
+    def _reset_spread(self, scale: float, generator: torch.Generator | None) -> None:
+        """Do nothing: a point has no ``scale``."""
 
     @property
     def variance(self) -> Tensor:
