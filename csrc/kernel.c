@@ -183,7 +183,7 @@ static int run_team(void (*run)(void *, int64_t, void *), void *context, int64_t
 
 #define SERIAL_ELEMENTS 32768          /* below this a second thread costs more than it gives */
 #define TASK_ELEMENTS 16384            /* what a thread takes at a time */
-#define STREAM_BYTES ((size_t)24 << 20) /* outputs from here on are written around the cache */
+#define STREAM_BYTES ((size_t)16 << 20) /* outputs from here on are written around the cache */
 
 typedef struct {
   const Routines *f;
