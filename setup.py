@@ -20,6 +20,7 @@ kernel = Extension(
         f"csrc/{name}.h"
         for name in (
             "isa",
+            "threads",
             "noise",
             "element",
             "vectors",

@@ -112,33 +112,37 @@ DEFINE_SHORT_ROWS(8)
 DEFINE_SHORT_ROWS(16)
 #endif
 
-/* Rows of two blocks: the top level while loading, the difference waiting in a small buffer. */
-#define SUM_AND_DIFFERENCE(i)                                                 \
-  {                                                                           \
-    const V a = LOAD(src + (i) * LANES), b = LOAD(src + BLOCK + (i) * LANES); \
-    r[i] = a + b;                                                             \
-    waiting[i] = a - b;                                                       \
+/* Rows of two blocks: the top level while loading, the difference waiting in a small buffer. The
+ * work on such a row is longer than a processor looks ahead by itself, so what comes `ahead` entries
+ * later is asked for while results are stored; asking for many lines at once would stall. */
+#define SUM_AND_DIFFERENCE(i)                     \
+  {                                               \
+    const V b = LOAD(src + BLOCK + (i) * stride); \
+    waiting[i] = r[i] - b;                        \
+    r[i] += b;                                    \
   }
 #define GET_WAITING(i) r[i] = waiting[i];
-static void NAME(double_rows)(const T *src, T *row, size_t rows, T scale, int around) {
+#define ASK(i) \
+  if ((i) * VECTOR_BYTES % 64 == 0) __builtin_prefetch(src + ahead + (i) * stride, 0, 2);
+#define PUT_AND_ASK(i) PUT(i) ASK(i)
+#define PUT_AROUND_AND_ASK(i) PUT_AROUND(i) ASK(i)
+#define DOUBLE_ROWS_AHEAD ((size_t)12288 / sizeof(T))
+INLINE void NAME(double_rows)(const T *src, T *dst, size_t rows, T scale, int around, size_t ahead) {
   const size_t stride = LANES;
-  for (size_t n = 0; n < rows; ++n, src += 2 * BLOCK, row += 2 * BLOCK) {
+  for (size_t n = 0; n < rows; ++n) {
     V r[NREG], waiting[NREG];
-    T *dst = row;
-    EACH_BLOCK(SUM_AND_DIFFERENCE) IN_REGISTERS_BLOCK(r);
-    EACH_BLOCK(TIMES)
-    if (around) {
-      EACH_BLOCK(PUT_AROUND)
-    } else {
-      EACH_BLOCK(PUT)
-    }
-    dst += BLOCK;
-    EACH_BLOCK(GET_WAITING) IN_REGISTERS_BLOCK(r);
-    EACH_BLOCK(TIMES)
-    if (around) {
-      EACH_BLOCK(PUT_AROUND)
-    } else {
-      EACH_BLOCK(PUT)
+    EACH_BLOCK(GET) EACH_BLOCK(SUM_AND_DIFFERENCE)
+    for (int half = 0; half < 2; ++half, src += BLOCK, dst += BLOCK) {
+      if (half) {
+        EACH_BLOCK(GET_WAITING)
+      }
+      IN_REGISTERS_BLOCK(r);
+      EACH_BLOCK(TIMES)
+      if (around) {
+        EACH_BLOCK(PUT_AROUND_AND_ASK)
+      } else {
+        EACH_BLOCK(PUT_AND_ASK)
+      }
     }
   }
 }
@@ -148,7 +152,7 @@ static void NAME(double_rows)(const T *src, T *row, size_t rows, T scale, int ar
 static size_t NAME(low_levels)(const T *src, T *dst, size_t size) {
   const size_t stride = LANES;
   if (__builtin_ctzll(size / BLOCK) % 3 == 1) {
-    NAME(double_rows)(src, dst, size / (2 * BLOCK), 1, 0);
+    NAME(double_rows)(src, dst, size / (2 * BLOCK), 1, 0, size);
     return 2 * BLOCK;
   }
   for (size_t at = 0; at < size; at += BLOCK, src += BLOCK, dst += BLOCK) {
@@ -330,7 +334,7 @@ static void NAME(rows)(const void *from, void *to, size_t rows, size_t size, dou
     default: break;
   }
   if (size == 2 * BLOCK) {
-    NAME(double_rows)(src, dst, rows, scale, around);
+    NAME(double_rows)(src, dst, rows, scale, around, DOUBLE_ROWS_AHEAD);
     return;
   }
   for (size_t row = 0; row < rows; ++row, src += size, dst += size) {

@@ -2,8 +2,7 @@
  *
  * Plain C over raw pointers: no torch header, CPython's limited API, one translation unit. Each
  * instruction set is a section compiled with its own target options; the best one the processor
- * has is chosen when the module is loaded (or WHVI_ISA names one). Threads are those of the OpenMP
- * runtime already in the process (torch's), found by name: nothing is linked.
+ * has is chosen when the module is loaded (or WHVI_ISA names one).
  */
 
 #define PY_SSIZE_T_CLEAN
@@ -16,6 +15,7 @@
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #define INLINE static inline __attribute__((always_inline, unused))
 #define CAT_(a, b) a##_##b
@@ -84,6 +84,8 @@ typedef struct {
 #define HAS_X86 1
 #endif
 
+#include "threads.h"
+
 #if HAS_X86
 #pragma GCC push_options
 #pragma GCC target("avx512f,avx512dq,avx512bw,avx512vl,avx2,fma")
@@ -136,54 +138,11 @@ static const InstructionSet *find_set(const char *name) {
   return NULL;
 }
 
-/* ---- threads ------------------------------------------------------------------------------ */
-
-typedef void (*gomp_parallel)(void (*)(void *), void *, unsigned, unsigned);
-static gomp_parallel start_threads;
-static int forked; /* the OpenMP threads of a parent do not exist in its child: run alone there */
-
-static void note_fork(void) { forked = 1; }
-
-typedef struct {
-  void (*run)(void *context, int64_t task, void *scratch);
-  void *context;
-  int64_t tasks, next;
-  size_t scratch_bytes;
-  int out_of_memory;
-} Team;
-
-static void work_in_team(void *data) {
-  Team *team = data;
-  void *scratch = NULL;
-  if (team->scratch_bytes && posix_memalign(&scratch, 64, team->scratch_bytes)) {
-    __atomic_store_n(&team->out_of_memory, 1, __ATOMIC_RELAXED);
-    return;
-  }
-  for (;;) {
-    const int64_t task = __atomic_fetch_add(&team->next, 1, __ATOMIC_RELAXED);
-    if (task >= team->tasks) break;
-    team->run(team->context, task, scratch);
-  }
-  free(scratch);
-}
-
-/* Run every task, on up to `threads` threads; 0, or -1 when memory ran out. */
-static int run_team(void (*run)(void *, int64_t, void *), void *context, int64_t tasks,
-                    size_t scratch_bytes, int64_t threads) {
-  Team team = {run, context, tasks, 0, scratch_bytes, 0};
-  if (threads > tasks) threads = tasks;
-  if (threads > 1 && start_threads && !forked)
-    start_threads(work_in_team, &team, (unsigned)threads, 0);
-  else
-    work_in_team(&team);
-  return team.out_of_memory ? -1 : 0;
-}
-
 /* ---- the transform ------------------------------------------------------------------------ */
 
 #define SERIAL_ELEMENTS 32768          /* below this a second thread costs more than it gives */
 #define TASK_ELEMENTS 16384            /* what a thread takes at a time */
-#define STREAM_BYTES ((size_t)24 << 20) /* outputs from here on are written around the cache */
+#define STREAM_BYTES ((size_t)16 << 20) /* outputs from here on are written around the cache */
 
 typedef struct {
   const Routines *f;
@@ -228,8 +187,8 @@ static int transform(const Routines *f, const char *src, char *dst, size_t rows,
   if (elements < SERIAL_ELEMENTS) threads = 1;
   if (threads > 1 && rows < (size_t)threads && size >= 16 * f->leaf) {
     t.columns_per_task = f->leaf / 8;
-    if (run_team(transform_part, &t, (int64_t)rows * 8, 0, threads)) return -1;
-    return run_team(transform_columns, &t, (int64_t)(rows * (size / 8 / t.columns_per_task)), 0, threads);
+    if (run_tasks(transform_part, &t, (int64_t)rows * 8, 0, threads)) return -1;
+    return run_tasks(transform_columns, &t, (int64_t)(rows * (size / 8 / t.columns_per_task)), 0, threads);
   }
   if (threads > 1) {
     t.rows_per_task = size < TASK_ELEMENTS ? TASK_ELEMENTS / size : 1;
@@ -239,7 +198,7 @@ static int transform(const Routines *f, const char *src, char *dst, size_t rows,
   t.around = src != dst && elements * f->element_bytes >= STREAM_BYTES && size <= f->leaf &&
              size * f->element_bytes >= f->vector_bytes && (uintptr_t)dst % f->vector_bytes == 0;
   const int64_t tasks = (int64_t)((rows + t.rows_per_task - 1) / t.rows_per_task);
-  return run_team(transform_rows, &t, tasks, t.around ? size * f->element_bytes : 0, threads);
+  return run_tasks(transform_rows, &t, tasks, t.around ? size * f->element_bytes : 0, threads);
 }
 
 /* ---- the product -------------------------------------------------------------------------- */
@@ -289,16 +248,16 @@ static int product(const Routines *f, Product *p, int backward, int64_t threads)
   if (problems * p->rows * p->blocks * p->size < SERIAL_ELEMENTS) threads = 1;
   const size_t scratch = f->scratch_entries(p) * f->element_bytes;
   ProductTeam team = {p, f->forward_task};
-  if (!backward) return run_team(product_task, &team, tasks, scratch, threads);
+  if (!backward) return run_tasks(product_task, &team, tasks, scratch, threads);
   if (choose_sums(p)) {
     p->partials = malloc((size_t)(tasks * NUM_SUMS * p->blocks * p->size) * f->element_bytes + 1);
     if (!p->partials) return -1;
   }
   team.task = f->backward_task;
-  int status = run_team(product_task, &team, tasks, scratch, threads);
+  int status = run_tasks(product_task, &team, tasks, scratch, threads);
   team.task = f->reduce_task;
   if (!status && (p->partials || p->log_scale))
-    status = run_team(product_task, &team, problems, scratch, threads);
+    status = run_tasks(product_task, &team, problems, scratch, threads);
   free(p->partials);
   return status;
 }
@@ -517,7 +476,7 @@ static PyObject *run_dense(PyObject *const *args, Py_ssize_t count, int backward
   const size_t scratch = (size_t)(d.out_features * (2 * d.in_features + 1)) * f->element_bytes;
   int status;
   Py_BEGIN_ALLOW_THREADS;
-  status = run_team(dense_task, (void *)&team, d.replicas, backward ? scratch : 0,
+  status = run_tasks(dense_task, (void *)&team, d.replicas, backward ? scratch : 0,
                     work < SERIAL_ELEMENTS ? 1 : v[1]);
   Py_END_ALLOW_THREADS;
   return finish(status);
@@ -556,7 +515,7 @@ static PyObject *py_normals(PyObject *self, PyObject *const *args, Py_ssize_t co
   Normals n = {routines(v[0]), (uint64_t)v[2], (uint64_t)v[3], v[4], POINTER(v[5])};
   int status;
   Py_BEGIN_ALLOW_THREADS;
-  status = run_team(normals_task, &n, (v[4] + TASK_ELEMENTS - 1) / TASK_ELEMENTS, 0,
+  status = run_tasks(normals_task, &n, (v[4] + TASK_ELEMENTS - 1) / TASK_ELEMENTS, 0,
                     v[4] < SERIAL_ELEMENTS ? 1 : v[1]);
   Py_END_ALLOW_THREADS;
   return finish(status);
@@ -648,8 +607,7 @@ PyMODINIT_FUNC PyInit__compiled(void) {
                  wanted);
     return NULL;
   }
-  start_threads = (gomp_parallel)dlsym(RTLD_DEFAULT, "GOMP_parallel");
-  pthread_atfork(NULL, NULL, note_fork);
+  find_threads();
   contiguous_name = PyUnicode_InternFromString("contiguous");
   data_ptr_name = PyUnicode_InternFromString("data_ptr");
   if (!contiguous_name || !data_ptr_name) return NULL;
