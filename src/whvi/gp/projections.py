@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from whvi._checks import check_last_dim, check_positive_int, next_power_of_two
+from whvi._checks import next_power_of_two
 from whvi.errors import ConfigError
 from whvi.functional import structured_product
 from whvi.transforms import fwht
@@ -31,16 +31,11 @@ from whvi.transforms import fwht
 _LEAST_SIGNS = 64  # block size from which sums of signs are normal enough
 
 
-class Projection(nn.Module, ABC):
+class Projection(nn.Module):
     """A linear map ``(..., d) → (..., J)``."""
 
     in_features: int
     num_frequencies: int
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return the phases ``xΩ``, shape ``(..., J)``, of rows ``(..., d)``."""
-        check_last_dim("input", x, self.in_features)
-        return self._project(x)
 
     def scaling(self, inverse_lengthscale: Tensor) -> Tensor:
         """Turn ``1/ℓ (d,)`` into what :meth:`phases` needs, once for all rows."""
@@ -58,19 +53,6 @@ class Projection(nn.Module, ABC):
     def restart(self, generator: torch.Generator) -> None:
         """Draw new frequencies, if every start of a search has its own."""
 
-    @torch.no_grad()
-    def rescale(self, scale: Tensor) -> None:
-        """Multiply every frequency by its entry of ``scale (J,)``, in place."""
-        lengths = self._lengths()
-        lengths.mul_(functional.pad(scale, (0, lengths.shape[-1] - len(scale)), value=1.0))
-
-    @abstractmethod
-    def _lengths(self) -> Tensor:
-        """Return numbers ``(..., at least J)`` in proportion to which frequencies change."""
-
-    @abstractmethod
-    def _project(self, x: Tensor) -> Tensor: ...
-
 
 @final
 class DenseProjection(Projection):
@@ -83,20 +65,17 @@ class DenseProjection(Projection):
         self.in_features, self.num_frequencies = frequencies.shape
         self.register_buffer("frequencies", frequencies)
 
-    def _lengths(self) -> Tensor:
-        return self.frequencies
-
-    def _project(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the phases ``xΩ``, shape ``(..., J)``, of rows ``(..., d)``."""
         return x @ self.frequencies
 
+    def rescale(self, scale: Tensor) -> None:
+        """Multiply every frequency by its entry of ``scale (J,)``, in place."""
+        self.frequencies.mul_(scale)
 
-class _BlockProjection(Projection):
-    """``K`` blocks of ``D`` frequencies share the padded input; the last one is trimmed.
 
-    Args:
-        in_features, num_frequencies: ``d`` and ``J``.
-        generator: Source of randomness; ``None`` is torch's default generator.
-    """
+class _BlockProjection(Projection, ABC):
+    """``K`` blocks of ``D`` frequencies share the padded input; the last one is trimmed."""
 
     scale: Tensor  # S: (K, D)
 
@@ -106,10 +85,10 @@ class _BlockProjection(Projection):
         self.block_size = block_size
         self.vector_shape = (-(-num_frequencies // block_size), block_size)
 
-    def _lengths(self) -> Tensor:
-        return self.scale.view(-1)
+    def rescale(self, scale: Tensor) -> None:
+        self.scale.view(-1)[: len(scale)].mul_(scale)
 
-    def _project(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         padded = functional.pad(x, (0, self.block_size - self.in_features)).unsqueeze(-2)
         return self._blocks(padded).flatten(-2)[..., : self.num_frequencies]
 
@@ -178,16 +157,11 @@ def draw_frequencies(
     *,
     num_extra: int = 0,
     generator: torch.Generator | None = None,
-) -> tuple[Projection, Tensor]:
+) -> tuple[DenseProjection | _BlockProjection, Tensor]:
     """Draw one of :data:`PROJECTIONS`, and normals ``(J, num_extra)`` for a kernel; float64.
 
-    Args:
-        name, in_features, num_frequencies: Kind, ``d`` and ``J``.
-        num_extra: Further standard normals wanted with each frequency.
-        generator: Source of randomness; ``None`` is torch's default generator.
+    ``generator=None`` is torch's default generator.
     """
-    check_positive_int("in_features", in_features)
-    check_positive_int("num_frequencies", num_frequencies)
     if name not in PROJECTIONS:
         names = ", ".join(map(repr, PROJECTIONS))
         raise ConfigError(f"projection must be one of {names}, got {name!r}")
@@ -195,15 +169,15 @@ def draw_frequencies(
     if name == "quasi":
         points = _sobol_normals(J, d + num_extra, generator)
         return DenseProjection(points[:, :d].T.contiguous()), points[:, d:]
-    projection: Projection
+    projection: DenseProjection | _BlockProjection
     if name == "fastfood":
         projection = FastfoodProjection(d, J, generator)
     elif name == "structured":
         projection = StructuredProjection(d, J, generator)
-    elif name == "orthogonal":
-        projection = DenseProjection(_orthogonal(d, J, generator))
     else:
-        projection = DenseProjection(_normals((d, J), generator))
+        is_iid = name == "iid"
+        columns = _normals((d, J), generator) if is_iid else _orthogonal(d, J, generator)
+        projection = DenseProjection(columns)
     return projection, _normals((J, num_extra), generator)
 
 
@@ -240,12 +214,6 @@ def _orthogonal(d: int, J: int, generator: torch.Generator | None) -> Tensor:
 
 def _sobol_normals(num_points: int, dim: int, generator: torch.Generator | None) -> Tensor:
     """Scrambled Sobol' points in the cube, moved to the normal distribution, ``(J, dim)``."""
-    largest = torch.quasirandom.SobolEngine.MAXDIM
-    if dim > largest:
-        raise ConfigError(
-            f"quasi-random projections take at most {largest} inputs (Matérn kernels need up to "
-            f"5 more), got {dim}; use projection='orthogonal'"
-        )
     seed = int(torch.randint(2**31, (), generator=generator))
     engine = torch.quasirandom.SobolEngine(dim, scramble=True, seed=seed)
     points = engine.draw(num_points, dtype=torch.float64)

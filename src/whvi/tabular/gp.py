@@ -7,11 +7,8 @@
 from __future__ import annotations
 
 import os
-import platform
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from importlib.metadata import version
-from typing import Any, final
+from typing import Any, NamedTuple, final
 
 import numpy as np
 import torch
@@ -22,27 +19,28 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 
 from whvi._checks import check_positive_int
-from whvi.errors import ModelFileError, WhviError
+from whvi.errors import ModelFileError
 from whvi.gp.features import KERNELS, make_kernel
 from whvi.gp.model import RandomFeatureGP
 from whvi.gp.optimise import CollapsedFit
-from whvi.gp.projections import PROJECTIONS, Projection, draw_frequencies
+from whvi.gp.projections import PROJECTIONS, FastfoodProjection, draw_frequencies
 from whvi.predictive import Predictive
-from whvi.tabular.modelfile import ModelFile, read_model_file, write_model_file
+from whvi.tabular.modelfile import (
+    ModelFile,
+    load_tensors,
+    read_model_file,
+    refusing_false_descriptions,
+    write_model_file,
+)
 from whvi.tabular.regressor import ArrayInterval
 from whvi.training.process import keep_freed_memory
 
 _NUM_FEATURES = {"full": 1024, "mean-field": 1024, "whvi": 4096}
 _SEARCH_FEATURES = 512  # with which the hyper-parameters of a full posterior are found
 _SUBSET = 2000  # rows that choose the hyper-parameters
-_NOT_A_DESCRIPTION = (
-    *(KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError, RuntimeError),
-    WhviError,
-)
 
 
-@dataclass(frozen=True)
-class _Structure:
+class _Structure(NamedTuple):
     """What a fitted model is made of, as plain values from which it can be built again."""
 
     in_features: int
@@ -53,18 +51,9 @@ class _Structure:
     covariance: str
     seed: int
 
-    def build(self, projection: Projection | None = None) -> RandomFeatureGP:
-        """Make an untrained model, with drawn frequencies or the given ones."""
-        return RandomFeatureGP(
-            self.in_features,
-            self.num_features,
-            kernel=self.kernel,
-            projection=self.projection if projection is None else projection,
-            weights=self.weights,
-            covariance=self.covariance,
-            seed=self.seed,
-            dtype=torch.float32,
-        )
+    def build(self, **changes: Any) -> RandomFeatureGP:
+        """Make an untrained model."""
+        return RandomFeatureGP(**(self._asdict() | changes), dtype=torch.float32)
 
     def restore(self, tensors: Mapping[str, Tensor]) -> RandomFeatureGP:
         """Build the model around stored tensors.
@@ -74,37 +63,23 @@ class _Structure:
         """
         shape = make_kernel(self.kernel).projection_shape(self.in_features, self.num_features)
         # iid, orthogonal and quasi differ in nothing but how a matrix was drawn
-        dense = self.projection in PROJECTIONS[:3]
+        name = "iid" if self.projection in PROJECTIONS[:3] else self.projection
         with torch.device("meta"):
-            empty, _ = draw_frequencies("iid" if dense else self.projection, *shape)
-            projection = empty.to(torch.float32)
-            skeleton = self.build(projection)
-        _check_tensors(skeleton.state_dict(), tensors)
-        model = self.build(projection)
+            projection, _ = draw_frequencies(name, *shape)
+            skeleton = self.build(projection=projection.to(torch.float32))
+        if odd := sorted(skeleton.state_dict().keys() ^ tensors.keys()):
+            raise ModelFileError(f"tensors do not match the description of the model: {odd[:3]}")
+        for part, module in skeleton.named_children():
+            load_tensors(part, module, tensors)
+        if not bool((skeleton.scaling.scale > 0).all()):
+            raise ModelFileError("tensor scaling.scale holds values that are not above zero")
+        if isinstance(projection, FastfoodProjection):
+            order = projection.permutation.view(projection.vector_shape).sort(-1).values.flatten()
+            if not torch.equal(order, torch.arange(len(order))):
+                raise ModelFileError("a tensor of the file holds no permutation per block")
+        model = self.build(projection=projection)
         model.load_state_dict(tensors, assign=True)
         return model.requires_grad_(False)
-
-
-def _check_tensors(expected: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> None:
-    if expected.keys() != tensors.keys():
-        odd = sorted(expected.keys() ^ tensors.keys())
-        raise ModelFileError(f"tensors do not match the description of the model: {odd[:3]}")
-    for name, tensor in tensors.items():
-        form = (expected[name].dtype, tuple(expected[name].shape))
-        if (tensor.dtype, tuple(tensor.shape)) != form:
-            raise ModelFileError(
-                f"tensor {name} is {tensor.dtype} {tuple(tensor.shape)}, but the model needs "
-                f"{form[0]} {form[1]}"
-            )
-        if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
-            raise ModelFileError(f"tensor {name} holds values that are not finite")
-        if name in ("scaling.scale", "likelihood.target_scale") and not bool((tensor > 0).all()):
-            raise ModelFileError(f"tensor {name} holds values that are not above zero")
-        if name.endswith("permutation"):
-            blocks = tensor.view(expected[name.replace("permutation", "signs")].shape)
-            order = torch.arange(tensor.numel()).view(blocks.shape)
-            if not torch.equal(blocks.sort(-1).values, order):
-                raise ModelFileError(f"tensor {name} holds no permutation per block")
 
 
 @final
@@ -211,8 +186,7 @@ class WHVIGPRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]  # n
 
     def predict_dist(self, X: Any) -> Predictive:
         """Return the predictive distribution: mean, std, epistemic, aleatoric, quantiles, …."""
-        x = self._rows(X)
-        return self.model_.predictive(x)
+        return self.model_.predictive(self._rows(X))
 
     def predict_interval(self, X: Any, level: float = 0.9) -> ArrayInterval:
         """Return arrays (lower, upper), ``(N,)`` each, that hold a target with this probability."""
@@ -231,15 +205,12 @@ class WHVIGPRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]  # n
 
     def gradient(self, X: Any) -> NDArray[np.float64]:
         """Return the gradient of the mean with respect to the inputs, shape ``(N, d)``."""
-        x = self._rows(X)
-        gradient: NDArray[np.float64] = self.model_.gradient(x).numpy()
+        gradient: NDArray[np.float64] = self.model_.gradient(self._rows(X)).numpy()
         return gradient
 
     def _rows(self, X: Any) -> Tensor:
         check_is_fitted(self)
         return torch.tensor(validate_data(self, X, dtype=np.float64, reset=False))
-
-    # Files ---------------------------------------------------------------------------------
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the fitted estimator to one file that holds no code; see ``docs/file_format.md``.
@@ -254,15 +225,9 @@ class WHVIGPRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]  # n
         document = {
             "estimator": type(self).__name__,
             "parameters": {k: _plain(v) for k, v in self.get_params(deep=False).items()},
-            "model": asdict(self._structure),
+            "model": self._structure._asdict(),
             "feature_names": None if names is None else names.tolist(),
             "training": {"log_evidence_bound": self.log_evidence_bound_, "n_iter": self.n_iter_},
-            "versions": {
-                "whvi": version("whvi"),
-                "torch": torch.__version__,
-                "numpy": np.__version__,
-                "python": platform.python_version(),
-            },
         }
         write_model_file(path, self.model_.state_dict(), document)
 
@@ -277,24 +242,13 @@ class WHVIGPRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]  # n
         return cls.from_content(read_model_file(path))
 
     @classmethod
+    @refusing_false_descriptions()
     def from_content(cls, content: ModelFile) -> WHVIGPRegressor:
         """Rebuild the estimator from the content of a model file, verifying it."""
-        name = content.document.get("estimator")
+        tensors, document = content
+        name = document.get("estimator")
         if name != cls.__name__:
             raise ModelFileError(f"the file holds a {name!r:.80}, not a {cls.__name__}")
-        try:
-            return cls._restored(*content)
-        except ModelFileError:
-            raise
-        except _NOT_A_DESCRIPTION as error:
-            raise ModelFileError(
-                f"the description in the file is not usable: {type(error).__name__}: {error}"
-            ) from error
-
-    @classmethod
-    def _restored(
-        cls, tensors: Mapping[str, Tensor], document: Mapping[str, Any]
-    ) -> WHVIGPRegressor:
         known = set(cls._get_param_names())
         parameters = document["parameters"].items()
         estimator = cls(**{name: value for name, value in parameters if name in known})
