@@ -152,12 +152,8 @@ class RandomFeatureGP(nn.Module):
     def condition(self, x: Tensor, y: Tensor) -> float:
         """Set the posterior in closed form for the hyper-parameters as they are; Gaussian noise.
 
-        Args:
-            x, y: Rows and targets in the user's units, as in :meth:`fit`; streamed.
-
-        Returns:
-            The bound on the log evidence in nats, in the user's units; for ``weights="full"`` it
-            is the log evidence of the model.
+        Rows and targets are those of :meth:`fit`, streamed. Returns the bound on the log evidence
+        in nats, in the user's units; for ``weights="full"`` it is the log evidence of the model.
         """
         likelihood = self._gaussian("a closed form")
         x, y = self._checked(x, y)
@@ -246,7 +242,7 @@ class RandomFeatureGP(nn.Module):
         return FunctionDraws(self, mean).gradient(x).squeeze(0)
 
     def _checked(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        self._rows(x)
+        self._rows(x)  # refuses other shapes
         check_finite("x", x)
         if not isinstance(y, Tensor) or y.shape not in ((len(x),), (len(x), 1)):
             raise ShapeError(

@@ -238,8 +238,7 @@ def best_noise_variance(
 def gauss_newton(basis: FeatureBasis, x: Tensor, y: Tensor, *, steps: int) -> list[float]:
     """Fit ``basis`` in place to rows ``x (n, d)``, ``y (n,)``, at most ``steps`` accepted steps.
 
-    Returns:
-        The mean square residual at the start and after every step.
+    Returns the mean square residual at the start and after every step.
     """
     parameters = basis.shape_parameters()
     statistics = stream_statistics(basis, x, y)

@@ -26,13 +26,10 @@ _LEAST_ROWS = 16
 class InputScaling(nn.Module):
     """``(x − mean) / scale`` per column in float64; the identity until it is fitted."""
 
-    mean: Tensor
-    scale: Tensor
-
     def __init__(self, in_features: int) -> None:
         super().__init__()
-        self.register_buffer("mean", torch.zeros(in_features, dtype=torch.float64))
-        self.register_buffer("scale", torch.ones(in_features, dtype=torch.float64))
+        self.mean = nn.Buffer(torch.zeros(in_features, dtype=torch.float64))
+        self.scale = nn.Buffer(torch.ones(in_features, dtype=torch.float64))
 
     def fit(self, x: Tensor) -> None:
         """Take mean and standard deviation of the columns of ``x (N, d)``; constant: scale 1."""
@@ -74,11 +71,9 @@ def map_blocks(
 class _GaussianMarginals(Components):
     """``y ~ N(m, e² + n²)`` as two sigma points ``m ± e``: exact, with its uncertainty split.
 
-    A :class:`~whvi.predictive.Predictive` reads the epistemic variance off the spread of its
-    components' means and the aleatoric one off their variances. Two points at ``m ± e`` carry
-    exactly ``m``, ``e²`` and ``n²``; density, cdf and samples are those of the Gaussian itself.
-
-    Parameters: ``m``, ``±e`` (the first component has the minus) and ``n``, each ``(2, N)``.
+    A ``Predictive`` reads the epistemic variance off the spread of its components' means, here
+    ``e²``, and the aleatoric one off their variances, ``n²``. Density, cdf and samples are those of
+    the Gaussian itself. Parameters: ``m``, ``∓e`` and ``n``, each ``(2, N)``.
     """
 
     name = "Gaussian process"

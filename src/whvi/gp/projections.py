@@ -58,12 +58,10 @@ class Projection(nn.Module):
 class DenseProjection(Projection):
     """``Ω`` as a matrix ``(d, J)``."""
 
-    frequencies: Tensor
-
     def __init__(self, frequencies: Tensor) -> None:
         super().__init__()
         self.in_features, self.num_frequencies = frequencies.shape
-        self.register_buffer("frequencies", frequencies)
+        self.frequencies = nn.Buffer(frequencies)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the phases ``xΩ``, shape ``(..., J)``, of rows ``(..., d)``."""
@@ -101,10 +99,6 @@ class _BlockProjection(Projection, ABC):
 class FastfoodProjection(_BlockProjection):
     """Blocks ``S H G Π H B`` in O(D log D) each: ``B`` signs, ``Π`` a permutation, ``G`` normal."""
 
-    signs: Tensor
-    permutation: Tensor
-    gaussian: Tensor
-
     def __init__(
         self, in_features: int, num_frequencies: int, generator: torch.Generator | None = None
     ) -> None:
@@ -112,12 +106,12 @@ class FastfoodProjection(_BlockProjection):
         K, D = self.vector_shape
         gaussian = _normals((K, D), generator)
         lengths = _chi_lengths((K, D), D, generator)
-        self.register_buffer("signs", _signs((K, D), generator))
-        self.register_buffer("permutation", _permutations(K, D, generator))
-        self.register_buffer("gaussian", gaussian)
+        self.signs = nn.Buffer(_signs((K, D), generator))
+        self.permutation = nn.Buffer(_permutations(K, D, generator))
+        self.gaussian = nn.Buffer(gaussian)
         # H is orthonormal: rows of √D H G Π H B have length ‖G‖
         common = gaussian.norm(dim=-1, keepdim=True)
-        self.register_buffer("scale", lengths * D**0.5 / common)
+        self.scale = nn.Buffer(lengths * D**0.5 / common)
 
     def _blocks(self, x: Tensor) -> Tensor:
         mixed = fwht(self.signs * x).flatten(-2)
@@ -129,18 +123,15 @@ class FastfoodProjection(_BlockProjection):
 class StructuredProjection(_BlockProjection):
     """Blocks ``S H S1 H S2 H S3`` of random signs in O(D log D) each, ``S`` of χ_D lengths."""
 
-    s1: Tensor
-    s2: Tensor
-    s3: Tensor
-
     def __init__(
         self, in_features: int, num_frequencies: int, generator: torch.Generator | None = None
     ) -> None:
         size = max(_LEAST_SIGNS, next_power_of_two(in_features))
         super().__init__(in_features, num_frequencies, size)
-        for name in ("s1", "s2", "s3"):
-            self.register_buffer(name, _signs(self.vector_shape, generator))
-        self.register_buffer("scale", _chi_lengths(self.vector_shape, size, generator))
+        self.s1 = nn.Buffer(_signs(self.vector_shape, generator))
+        self.s2 = nn.Buffer(_signs(self.vector_shape, generator))
+        self.s3 = nn.Buffer(_signs(self.vector_shape, generator))
+        self.scale = nn.Buffer(_chi_lengths(self.vector_shape, size, generator))
 
     def _blocks(self, x: Tensor) -> Tensor:
         return structured_product(fwht(self.s3 * x), self.scale, self.s1, self.s2)

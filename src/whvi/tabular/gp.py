@@ -147,10 +147,11 @@ class WHVIGPRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]  # n
         keep_freed_memory()
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
         num_features = self.n_components or _NUM_FEATURES.get(self.weights, 1024)
-        structure = self._structure_of(x, num_features, seed)
+        options = (self.kernel, self.projection, self.weights, self.covariance)
+        structure = _Structure(x.shape[1], num_features, *options, seed)
         search = model = structure.build()
         if self.weights == "full" and num_features > _SEARCH_FEATURES:
-            search = self._structure_of(x, _SEARCH_FEATURES, seed).build()
+            search = structure.build(num_features=_SEARCH_FEATURES)
         result = search.fit(
             x, targets, starts=self.n_restarts, iterations=self.max_iter, subset=_SUBSET
         )
@@ -163,10 +164,6 @@ class WHVIGPRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]  # n
         self.n_iter_ = max(1, len(result.history))
         self._adopt(structure, model.requires_grad_(False))
         return self
-
-    def _structure_of(self, x: Tensor, num_features: int, seed: int) -> _Structure:
-        options = (self.kernel, self.projection, self.weights, self.covariance)
-        return _Structure(x.shape[1], num_features, *options, seed)
 
     def _adopt(self, structure: _Structure, model: RandomFeatureGP) -> None:
         self._structure, self.model_ = structure, model
