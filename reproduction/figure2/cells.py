@@ -15,8 +15,7 @@ from typing import Any
 
 from reproduction.figure2.models import InducingBasis, waves
 from whvi.errors import ConfigError
-from whvi.gp.basis import Basis
-from whvi.gp.psi import ColumnWeights, PlainWeights
+from whvi.gp.basis import Basis, ColumnWeights, PlainWeights
 
 METHODS = ("whvi", "fourier", "sparse-spectrum", "sparse-gp")
 DATASETS = ("borehole", "robot_arm", "piston", "otl_circuit", "friedman")

@@ -17,12 +17,11 @@ from torch import Tensor, nn
 
 from whvi._checks import check_last_dim, check_positive_int
 from whvi.errors import NumericalError
-from whvi.gp.basis import Basis, FeatureBasis, Operands
+from whvi.gp.basis import Basis, FeatureBasis, Operands, Weights
 from whvi.gp.collapsed import chunks
 from whvi.gp.features import RandomFeatures
 from whvi.gp.optimise import CollapsedFit
 from whvi.gp.projections import Projection
-from whvi.gp.psi import Weights
 
 _JITTER = 1e-9  # relative to σ_f²; a larger one visibly limits the accuracy
 _LLOYD_STEPS = 20
@@ -66,10 +65,8 @@ class MixtureProjection(Projection):
         uniform = torch.rand(self.num_frequencies, generator=generator, dtype=torch.float64)
         self.frequencies.copy_(normal * (2 * uniform - 1).exp())
 
-    def _lengths(self) -> Tensor:
-        return self.frequencies
-
-    def _project(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Tensor:
+        """Return ``xΩ``."""
         return x @ self.frequencies
 
 
@@ -100,20 +97,12 @@ class InducingBasis(Basis):
         super().__init__()
         check_positive_int("num_inputs", num_inputs)
         check_positive_int("num_inducing", num_inducing)
+        self.num_coefficients = num_inducing
+        self.row_elements = 4 * num_inducing  # distances and kernel values
         zeros = torch.zeros(num_inducing, num_inputs, dtype=torch.float64)
         self.locations = nn.Parameter(zeros)
         self.log_lengthscale = nn.Parameter(torch.zeros(num_inputs, dtype=torch.float64))
         self.log_variance = nn.Parameter(torch.zeros((), dtype=torch.float64))
-
-    @property
-    def num_coefficients(self) -> int:
-        """Inducing points."""
-        return len(self.locations)
-
-    @property
-    def row_elements(self) -> int:
-        """Distances and kernel values of a row."""
-        return 4 * len(self.locations)
 
     def trained_parameters(self) -> list[nn.Parameter]:
         """Locations, lengthscales and variance."""

@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 
 from reproduction.figure2.models import waves
-from whvi.gp.basis import FeatureBasis
-from whvi.gp.psi import ColumnWeights, PlainWeights
+from whvi.gp.basis import ColumnWeights, FeatureBasis, PlainWeights
 
 
 def column(num_inputs: int, side: int, *, dtype: torch.dtype = torch.float32) -> FeatureBasis:

@@ -9,9 +9,9 @@ import torch
 
 import whvi
 from whvi.errors import ConfigError, ShapeError
+from whvi.gp.basis import PlainWeights
 from whvi.gp.features import RandomFeatures
 from whvi.gp.layer import DeepGP, FeatureLayer
-from whvi.gp.psi import PlainWeights
 from whvi.likelihoods import Gaussian
 from whvi.sampling import LocalReparameterization, MeanWeights, WeightDraws, sampling
 

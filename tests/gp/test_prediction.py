@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 
-from whvi.errors import ShapeError
 from whvi.gp.prediction import gaussian_marginals
 from whvi.metrics import crps
 from whvi.predictive import Predictive
@@ -48,8 +47,3 @@ def test_rows_can_be_chosen_and_joined(predictive):
     both = Predictive.cat([predictive[:1], predictive[1:]])
     torch.testing.assert_close(both.epistemic, EPISTEMIC)
     assert len(predictive[2]) == 1
-
-
-def test_other_shapes_are_refused():
-    with pytest.raises(ShapeError, match=r"\(3,\) and \(2,\)"):
-        gaussian_marginals(MEAN, EPISTEMIC[:2], NOISE)

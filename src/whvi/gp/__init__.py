@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from whvi.gp.features import RBF, ArcCosine, Kernel, Matern, RandomFeatures
 from whvi.gp.layer import DeepGP
-from whvi.gp.model import RandomFeatureGP
-from whvi.gp.prediction import FunctionDraws
+from whvi.gp.model import FunctionDraws, RandomFeatureGP
 
 __all__ = [
     "RBF",

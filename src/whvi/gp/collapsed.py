@@ -29,12 +29,6 @@ COVARIANCES = ("diagonal", "full")
 _CHUNK_ELEMENTS = 1 << 20  # features per chunk: 4 MB in float32, about a cache
 
 
-def check_covariance(covariance: str) -> None:
-    """Refuse anything but the two families of ``q``."""
-    if covariance not in COVARIANCES:
-        raise ConfigError(f"covariance must be 'diagonal' or 'full', got {covariance!r}")
-
-
 class Statistics(NamedTuple):
     """What a linear model needs to know of its data, in float64."""
 
@@ -66,10 +60,7 @@ class Statistics(NamedTuple):
 
     def scaled(self, factor: float) -> Statistics:
         """Return what ``factor`` times as many rows of this kind would give."""
-        gram, projection, sum_squares, num_rows = self
-        return Statistics(
-            factor * gram, factor * projection, factor * sum_squares, factor * num_rows
-        )
+        return Statistics._make(factor * each for each in self)
 
 
 class CoefficientPosterior(NamedTuple):
@@ -96,13 +87,11 @@ def collapsed_bound(
 ) -> CollapsedBound:
     r"""Return the bound of the module's docstring and its posterior.
 
-    Args:
-        statistics, noise_variance: Of the training rows, and ``σ²``.
-        covariance: ``"diagonal"`` or ``"full"``.
-        prior_variance: ``k(x, x)`` of a Gaussian process of which ``ψ·a`` is only a part (inducing
-            points). The rest costs ``Σ_n (k(x_n, x_n) − ‖ψ_n‖²) / 2σ²`` (Titsias, 2009).
+    ``prior_variance`` is ``k(x, x)`` of a Gaussian process of which ``ψ·a`` is only a part
+    (inducing points). The rest costs ``Σ_n (k(x_n, x_n) − ‖ψ_n‖²) / 2σ²`` (Titsias, 2009).
     """
-    check_covariance(covariance)
+    if covariance not in COVARIANCES:
+        raise ConfigError(f"covariance must be 'diagonal' or 'full', got {covariance!r}")
     gram, projection, sum_squares, num_rows = statistics
     noise = torch.as_tensor(noise_variance, dtype=torch.float64)
     precision = gram / noise + torch.eye(len(gram), dtype=torch.float64)
@@ -114,24 +103,20 @@ def collapsed_bound(
         )
     half = torch.linalg.solve_triangular(factor, (projection / noise).unsqueeze(-1), upper=False)
     mean = torch.linalg.solve_triangular(factor.T, half, upper=True).squeeze(-1)
-    diagonal = precision.diagonal()
-    is_full = covariance == "full"
-    log_det = 2 * factor.diagonal().log().sum() if is_full else diagonal.log().sum()
+    root = None
+    if covariance == "full":
+        log_det = 2 * factor.diagonal().log().sum()
+        identity = torch.eye(len(gram), dtype=torch.float64)
+        root = torch.linalg.solve_triangular(factor.detach().T, identity, upper=True)
+        variance = root.square().sum(-1)
+    else:
+        log_det = precision.diagonal().log().sum()
+        variance = precision.detach().diagonal().reciprocal()
     fit = half.square().sum() - sum_squares / noise - num_rows * (2 * math.pi * noise).log()
     value = 0.5 * (fit - log_det)
     if prior_variance is not None:
         value = value - (num_rows * prior_variance - gram.trace()) / (2 * noise)
-    return CollapsedBound(value, _posterior(mean, diagonal, factor, covariance))
-
-
-def _posterior(
-    mean: Tensor, diagonal: Tensor, factor: Tensor, covariance: str
-) -> CoefficientPosterior:
-    if covariance == "diagonal":
-        return CoefficientPosterior(mean.detach(), diagonal.detach().reciprocal())
-    identity = torch.eye(len(mean), dtype=torch.float64)
-    root = torch.linalg.solve_triangular(factor.detach().T, identity, upper=True)
-    return CoefficientPosterior(mean.detach(), root.square().sum(-1), root)
+    return CollapsedBound(value, CoefficientPosterior(mean.detach(), variance, root))
 
 
 def chunks(basis: Basis, *tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
@@ -168,10 +153,8 @@ def bound_with_gradients(
     ``∂bound/∂ψ_n = 2 ψ_n ∂bound/∂(ΨᵀΨ) + y_n ∂bound/∂(Ψᵀy)`` through each chunk, down to the
     operands of the basis; these pass the sum over all chunks on to the parameters.
 
-    Args:
-        basis, log_noise_variance: What receives gradients; ``log σ²`` is a leaf.
-        x, y, covariance: Rows ``(n, d)``, targets ``(n,)`` and ``"diagonal"`` or ``"full"``.
-        num_data: N, if the rows stand for more than themselves: the statistics count N/n times.
+    ``log_noise_variance`` is a leaf. With ``num_data`` the ``n`` rows stand for ``N``: the
+    statistics count ``N/n`` times.
     """
     factor = 1.0 if num_data is None else num_data / len(y)
     statistics = stream_statistics(basis, x, y).scaled(factor)
@@ -187,9 +170,7 @@ def bound_with_gradients(
         psi = basis.evaluate(part_x, leaves)
         incoming = psi.detach().double() @ both + part_y.double().unsqueeze(-1) * to_projection
         psi.backward(incoming.to(psi.dtype))
-    trained = [(each, leaf.grad) for each, leaf in zip(operands, leaves, strict=True)]
-    torch.autograd.backward(
-        [each for each, _ in trained if each.requires_grad],
-        [gradient for each, gradient in trained if each.requires_grad],
-    )
+    pairs = zip(operands, leaves, strict=True)
+    trained = [(each, leaf.grad) for each, leaf in pairs if each.requires_grad]
+    torch.autograd.backward([each for each, _ in trained], [slope for _, slope in trained])
     return bound.value.detach()

@@ -36,8 +36,8 @@ from whvi.gp.projections import Projection, draw_frequencies
 class Kernel(ABC):
     """A kernel on inputs that are already divided by their lengthscales."""
 
-    features_per_frequency: int
-    num_extra_normals = 0  # standard normals per frequency, besides its direction
+    features_per_frequency = 2
+    degrees = 0  # of freedom of Student-t frequencies; 0: normal ones
     has_constant = False  # whether a constant 1 is appended to the inputs
 
     def projection_shape(self, in_features: int, num_features: int) -> tuple[int, int]:
@@ -48,45 +48,29 @@ class Kernel(ABC):
     def matrix(self, x: Tensor, z: Tensor) -> Tensor:
         """Return ``k(x, z)`` for rows ``x (..., N, d)`` and ``z (..., P, d)``: ``(..., N, P)``."""
 
-    @abstractmethod
     def waves(self, phases: Tensor) -> Tensor:
-        """Map phases ``(..., J)`` to ``s(p) (..., J · features_per_frequency)``."""
-
-    def frequency_scale(self, normals: Tensor) -> Tensor:
-        """Return what multiplies each frequency, ``(J,)``, from ``(J, num_extra_normals)``."""
-        return normals.new_ones(len(normals))
+        """Map phases ``(..., J)`` to ``s(p) (..., J · features_per_frequency)``: cosines, sines."""
+        return cos_sin(phases)
 
 
-class _Stationary(Kernel):
-    """A function of the distance, with a cosine and a sine per frequency."""
+def _distances(x: Tensor, z: Tensor) -> Tensor:
+    # differences, not |x|² + |z|² − 2xz: small distances keep their digits
+    return torch.cdist(x, z, compute_mode="donot_use_mm_for_euclid_dist")
 
-    features_per_frequency = 2
+
+@final
+@dataclass(frozen=True)
+class RBF(Kernel):
+    """``exp(−r²/2)``: infinitely smooth functions."""
 
     def matrix(self, x: Tensor, z: Tensor) -> Tensor:
         """See :meth:`Kernel.matrix`."""
-        # differences, not |x|² + |z|² − 2xz: small distances keep their digits
-        return self._of_distance(torch.cdist(x, z, compute_mode="donot_use_mm_for_euclid_dist"))
-
-    def waves(self, phases: Tensor) -> Tensor:
-        """Return ``[cos p, sin p]``."""
-        return cos_sin(phases)
-
-    @abstractmethod
-    def _of_distance(self, r: Tensor) -> Tensor: ...
+        return torch.exp(-0.5 * _distances(x, z).square())
 
 
 @final
 @dataclass(frozen=True)
-class RBF(_Stationary):
-    """``exp(−r²/2)``: infinitely smooth functions."""
-
-    def _of_distance(self, r: Tensor) -> Tensor:
-        return torch.exp(-0.5 * r.square())
-
-
-@final
-@dataclass(frozen=True)
-class Matern(_Stationary):
+class Matern(Kernel):
     """Matérn kernels of smoothness ``nu``, 1/2, 3/2 or 5/2: 0, 1 or 2 derivatives."""
 
     nu: float = 1.5
@@ -96,16 +80,13 @@ class Matern(_Stationary):
             raise ConfigError(f"nu of a Matérn kernel must be 0.5, 1.5 or 2.5, got {self.nu!r}")
 
     @property
-    def num_extra_normals(self) -> int:  # type: ignore[override]  # a constant elsewhere
-        """``2ν`` normals make up a chi-square variable."""
+    def degrees(self) -> int:  # type: ignore[override]  # a constant elsewhere
+        """``2ν``."""
         return round(2 * self.nu)
 
-    def frequency_scale(self, normals: Tensor) -> Tensor:
-        """Return ``√(2ν / χ²_2ν)``: Student-t frequencies."""
-        return (2 * self.nu / normals.square().sum(-1)).sqrt()
-
-    def _of_distance(self, r: Tensor) -> Tensor:
-        t = math.sqrt(2 * self.nu) * r
+    def matrix(self, x: Tensor, z: Tensor) -> Tensor:
+        """See :meth:`Kernel.matrix`."""
+        t = math.sqrt(2 * self.nu) * _distances(x, z)
         decay = torch.exp(-t)
         if self.nu == 0.5:
             return decay
@@ -131,10 +112,7 @@ class ArcCosine(Kernel):
         x_norm, z_norm = (v.norm(dim=-1, keepdim=True) for v in (x, z))
         a, b = x / x_norm, z / z_norm
         # the angle from chord lengths: an arc cosine loses half the digits near 0
-        theta = 2 * torch.atan2(
-            torch.cdist(a, b, compute_mode="donot_use_mm_for_euclid_dist"),
-            torch.cdist(a, -b, compute_mode="donot_use_mm_for_euclid_dist"),
-        )
+        theta = 2 * torch.atan2(_distances(a, b), _distances(a, -b))
         if self.order == 0:
             return 1 - theta / math.pi
         angular = (theta.sin() + (math.pi - theta) * theta.cos()) / math.pi
@@ -214,13 +192,13 @@ class RandomFeatures(nn.Module):
     def _make_projection(self, projection: str | Projection, seed: int) -> Projection:
         d, J = self.kernel.projection_shape(self.in_features, self.num_features)
         if isinstance(projection, Projection):
-            found = projection.in_features, projection.num_frequencies
-            if found != (d, J):
+            if (found := (projection.in_features, projection.num_frequencies)) != (d, J):
                 raise ConfigError(f"a projection of shape {(d, J)} is needed, got {found}")
             return projection
-        num_extra, generator = self.kernel.num_extra_normals, torch.Generator().manual_seed(seed)
-        drawn, extra = draw_frequencies(projection, d, J, num_extra=num_extra, generator=generator)
-        drawn.rescale(self.kernel.frequency_scale(extra))
+        degrees, generator = self.kernel.degrees, torch.Generator().manual_seed(seed)
+        drawn, extra = draw_frequencies(projection, d, J, num_extra=degrees, generator=generator)
+        if degrees:
+            drawn.rescale((degrees / extra.square().sum(-1)).sqrt())
         return drawn.to(self.dtype)
 
     @property
@@ -254,7 +232,9 @@ class RandomFeatures(nn.Module):
 
     def phases(self, x: Tensor, scaling: Tensor | None = None) -> Tensor:
         """Return ``x diag(1/ℓ) Ω``, shape ``(..., J)``; :meth:`scaling`, if known."""
-        self._check(x)
+        check_last_dim("input", x, self.in_features)
+        if not x.is_floating_point():
+            raise ShapeError(f"input must have a floating dtype, got {x.dtype}; use x.float()")
         scaling = self.scaling() if scaling is None else scaling
         if self.kernel.has_constant:
             x = functional.pad(x, (0, 1), value=1.0)
@@ -268,19 +248,8 @@ class RandomFeatures(nn.Module):
         return self.projection.scaling(unit)
 
     @torch.no_grad()
-    def restart(self, generator: torch.Generator) -> None:
-        """Set ``ℓ = √d``, ``σ_f = 1``; draw frequencies that belong to a start anew."""
-        self.projection.restart(generator)
-        self.log_lengthscale.fill_(0.5 * math.log(self.in_features))
-        self.log_variance.zero_()
-
-    def shape_parameters(self) -> list[nn.Parameter]:
-        """Learned frequencies, or else lengthscales (which would only repeat them)."""
-        return self.projection.learned_frequencies() or [self.log_lengthscale]
-
-    @torch.no_grad()
     def jacobian(self, x: Tensor, weights: Tensor, scaling: Tensor) -> tuple[Tensor, Tensor]:
-        """Return ``waves (n, M)`` and ``∂(waves·weights)/∂shape_parameters (n, P)``, float64."""
+        """Return ``waves (n, M)`` and ``∂(waves·weights)/∂(Ω or log ℓ) (n, P)``, float64."""
         rows = x.detach().requires_grad_()
         with torch.enable_grad():
             phases = self.phases(rows, scaling)
@@ -295,8 +264,6 @@ class RandomFeatures(nn.Module):
     def kernel_matrix(self, x: Tensor, z: Tensor | None = None) -> Tensor:
         """Return the kernel itself, ``σ_f² k(x/ℓ, z/ℓ)``, shape ``(..., N, P)``; ``z = x``."""
         z = x if z is None else z
-        self._check(x)
-        self._check(z)
         unit = self.inverse_lengthscale
         return self.kernel.matrix(x * unit, z * unit) * self.variance
 
@@ -304,28 +271,13 @@ class RandomFeatures(nn.Module):
         """Show the map."""
         return f"{self.in_features} → {self.num_features}, kernel={self.kernel}"
 
-    def _check(self, x: Tensor) -> None:
-        check_last_dim("input", x, self.in_features)
-        if not x.is_floating_point():
-            raise ShapeError(f"input must have a floating dtype, got {x.dtype}; use x.float()")
-
 
 def cos_sin(phases: Tensor) -> Tensor:
     """Return ``[cos p, sin p]`` of phases ``(..., J)``, shape ``(..., 2J)``."""
     if is_tracing() or is_transformed():
         return torch.cat([phases.cos(), phases.sin()], -1)
-    if not (phases.requires_grad and torch.is_grad_enabled()):
-        return _both(phases)
     # apply() is not annotated in torch.
     return cast(Tensor, _CosSin.apply(phases))  # type: ignore[no-untyped-call]
-
-
-def _both(phases: Tensor) -> Tensor:
-    half = phases.shape[-1]
-    out = phases.new_empty(*phases.shape[:-1], 2 * half)
-    torch.cos(phases, out=out[..., :half])
-    torch.sin(phases, out=out[..., half:])
-    return out
 
 
 class _CosSin(torch.autograd.Function):
@@ -333,17 +285,15 @@ class _CosSin(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, phases: Tensor) -> Tensor:
-        out = _both(phases)
+        half = phases.shape[-1]
+        out = phases.new_empty(*phases.shape[:-1], 2 * half)
+        torch.cos(phases, out=out[..., :half])
+        torch.sin(phases, out=out[..., half:])
         ctx.save_for_backward(out)
         return out
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        return _slopes(ctx.saved_tensors[0], gradient)
-
-
-def _slopes(waves: Tensor, weights: Tensor) -> Tensor:
-    """Return ``∂(waves·weights)/∂p``, shape ``(..., J)``, for ``waves = [cos p, sin p]``."""
-    cos, sin = waves.chunk(2, -1)
-    to_cos, to_sin = weights.chunk(2, -1)
-    return torch.addcmul(cos * to_sin, sin, to_cos, value=-1)
+        cos, sin = ctx.saved_tensors[0].chunk(2, -1)
+        to_cos, to_sin = gradient.chunk(2, -1)
+        return torch.addcmul(cos * to_sin, sin, to_cos, value=-1)

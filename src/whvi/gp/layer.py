@@ -1,7 +1,7 @@
 r"""Layers of functions: one Gaussian process by random features, or several of them stacked.
 
 - :class:`FeatureLayer`: ``f(x) = ψ(x)·a`` with random coefficients ``a``, prior ``N(0, I)``, and
-  ``ψ`` of :mod:`whvi.gp.psi`.
+  ``ψ`` of :mod:`whvi.gp.basis`.
 - :class:`DeepGP` (Cutajar et al., 2017): what a layer returns goes, together with the inputs, into
   the next one. Passing the inputs along keeps deep priors from collapsing to constants (Duvenaud et
   al., 2014):
@@ -21,10 +21,9 @@ from torch import Tensor, nn
 from whvi._checks import check_positive_int
 from whvi._kernel.noise import normal_from_seed
 from whvi.errors import ConfigError
-from whvi.gp.basis import FeatureBasis
+from whvi.gp.basis import ColumnWeights, FeatureBasis, PlainWeights, combine
 from whvi.gp.collapsed import CoefficientPosterior
 from whvi.gp.features import Kernel, RandomFeatures
-from whvi.gp.psi import ColumnWeights, PlainWeights, combine
 from whvi.layers import MeanFieldLinear, WHVILinear
 from whvi.layers.matrix import OutputMoments
 from whvi.layers.protocol import BayesianLayer
@@ -115,17 +114,18 @@ class FeatureLayer(BayesianLayer):
 
     def moments_function(self) -> Callable[[Tensor], OutputMoments]:
         """Return the map of waves to mean ``ψ·E[a]`` and variance ``ψᵀ Σ ψ``, each ``(..., O)``."""
-        psi, mean, variance = self.basis.psi_of_waves(), self.mean_function(), self._variance()
-        return lambda waves: OutputMoments(mean(waves), variance(psi(waves)))
-
-    def _variance(self) -> Callable[[Tensor], Tensor]:
-        """Return the map of ``ψ`` to ``ψᵀ Σ ψ``."""
+        psi, mean = self.basis.psi_of_waves(), self.mean_function()
         if isinstance(self.posterior, DiagonalGaussian):
-            variance = self.posterior.blocks(self.posterior.variance)
-            return lambda psi: combine(psi.double().square(), variance)
+            diagonal = self.posterior.blocks(self.posterior.variance)
+            return lambda w: OutputMoments(mean(w), combine(psi(w).double().square(), diagonal))
         # a sum of squares: nothing cancels, so it may have the precision of the features
         root = torch.linalg.cholesky(self.posterior.covariance()).to(self.features.dtype)
-        return lambda psi: torch.einsum("...ok,okl->...ol", psi, root).double().square().sum(-1)
+
+        def moments(waves: Tensor) -> OutputMoments:
+            half = torch.einsum("...ok,okl->...ol", psi(waves), root)
+            return OutputMoments(mean(waves), half.double().square().sum(-1))
+
+        return moments
 
     def output_moments(self, x: Tensor) -> OutputMoments:
         """Return the exact mean and variance of ``f(x)``, each ``(*inner, O)``, in float64."""
@@ -155,10 +155,6 @@ class FeatureLayer(BayesianLayer):
         rows, columns = torch.tril_indices(len(tril), len(tril), offset=-1)
         posterior.log_diagonal.copy_(tril.diagonal().log())
         posterior.lower.copy_(tril[rows, columns])
-
-    def extra_repr(self) -> str:
-        """Show the sizes."""
-        return f"num_outputs={self.num_outputs}, num_coefficients={self.basis.num_coefficients}"
 
 
 @final

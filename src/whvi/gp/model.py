@@ -19,18 +19,22 @@ from whvi.gp.collapsed import COVARIANCES, collapsed_bound, stream_statistics
 from whvi.gp.features import Kernel, RandomFeatures
 from whvi.gp.layer import FeatureLayer
 from whvi.gp.optimise import CollapsedFit, fit_collapsed
-from whvi.gp.prediction import FunctionDraws, InputScaling, gaussian_marginals, map_blocks
+from whvi.gp.prediction import (
+    InputScaling,
+    block_rows,
+    gaussian_marginals,
+    map_blocks,
+)
 from whvi.gp.projections import Projection
 from whvi.layers.matrix import OutputMoments
 from whvi.likelihoods import Gaussian, Likelihood
-from whvi.posteriors import FullGaussian
 from whvi.predictive import Predictive
 from whvi.training import FitConfig, History, fit
 
 _MINIBATCHES = FitConfig(num_steps=3000, batch_size=256, learning_rate=2e-2)
 _PREDICTIVE_DRAWS = 64  # for likelihoods without a closed form
 _ROWS_PER_COEFFICIENT = 16  # from which least squares do not follow single rows
-_WEIGHTS = ("whvi", "mean-field", "full")
+_OPTIONS = {"weights": ("whvi", "mean-field", "full"), "covariance": COVARIANCES}
 
 
 @final
@@ -65,7 +69,7 @@ class RandomFeatureGP(nn.Module):
     ) -> None:
         super().__init__()
         check_positive_int("in_features", in_features)
-        posterior = _posterior_name(weights, covariance)
+        posterior = self._covariance = _posterior_name(weights, covariance)
         self.likelihood = _make_likelihood(likelihood)
         self.in_features, self.weights, self.seed = in_features, weights, seed
         self.scaling = InputScaling(in_features)
@@ -90,11 +94,12 @@ class RandomFeatureGP(nn.Module):
     @property
     def noise_std(self) -> Tensor:
         """Standard deviation of Gaussian noise in the units of the targets, a float64 scalar."""
+        return self._gaussian("a standard deviation").noise_scale.detach().double().squeeze()
+
+    def _gaussian(self, what: str) -> Gaussian:
         if not isinstance(self.likelihood, Gaussian):
-            raise ConfigError(
-                f"only Gaussian noise has a standard deviation, not {self.likelihood}"
-            )
-        return self.likelihood.noise_scale.detach().double().squeeze()
+            raise ConfigError(f"only Gaussian noise has {what}, not {self.likelihood}")
+        return self.likelihood
 
     def fit(
         self,
@@ -147,16 +152,10 @@ class RandomFeatureGP(nn.Module):
     def condition(self, x: Tensor, y: Tensor) -> float:
         """Set the posterior in closed form for the hyper-parameters as they are; Gaussian noise.
 
-        Args:
-            x, y: Rows and targets in the user's units, as in :meth:`fit`; streamed.
-
-        Returns:
-            The bound on the log evidence in nats, in the user's units; for ``weights="full"`` it
-            is the log evidence of the model.
+        Rows and targets are those of :meth:`fit`, streamed. Returns the bound on the log evidence
+        in nats, in the user's units; for ``weights="full"`` it is the log evidence of the model.
         """
-        likelihood = self.likelihood
-        if not isinstance(likelihood, Gaussian):
-            raise ConfigError(f"only Gaussian noise has a closed form, not {likelihood}; use fit")
+        likelihood = self._gaussian("a closed form")
         x, y = self._checked(x, y)
         z = _standardised(likelihood, y)
         statistics = stream_statistics(self.layer.basis, self.scaling(x), z)
@@ -167,8 +166,7 @@ class RandomFeatureGP(nn.Module):
 
     def in_units_of_targets(self, bound: float, num_rows: int) -> float:
         """Return a bound on the log density of standardised targets as one on that of targets."""
-        assert isinstance(self.likelihood, Gaussian)  # others do not standardise
-        return bound - num_rows * float(self.likelihood.target_scale.log())
+        return bound - num_rows * float(self._gaussian("units").target_scale.log())
 
     @torch.no_grad()
     def adopt(self, other: RandomFeatureGP) -> None:
@@ -181,10 +179,6 @@ class RandomFeatureGP(nn.Module):
         mine, theirs = self.layer.features, other.layer.features
         mine.log_lengthscale.copy_(theirs.log_lengthscale)
         mine.log_variance.copy_(theirs.log_variance)
-
-    @property
-    def _covariance(self) -> str:
-        return "full" if isinstance(self.layer.posterior, FullGaussian) else "diagonal"
 
     @torch.no_grad()
     def predictive(self, x: Tensor) -> Predictive:
@@ -207,8 +201,8 @@ class RandomFeatureGP(nn.Module):
         Shape ``(N,)`` each, in the user's units, for Gaussian noise; for other likelihoods
         ``(N, O)`` in the units of the function (logits, log rates).
         """
-        self._check_inputs(x)
-        mean, variance = map_blocks(self.layer, self.scaling, x, self.layer.moments_function())
+        rows, compute = self._rows(x), self.layer.moments_function()
+        mean, variance = map_blocks(self.layer.features, rows, compute)
         if isinstance(self.likelihood, Gaussian):
             variance = (variance * self.likelihood.target_scale.square()).squeeze(-1)
         return OutputMoments(self._in_units(mean), variance)
@@ -216,9 +210,8 @@ class RandomFeatureGP(nn.Module):
     @torch.no_grad()
     def predict_mean(self, x: Tensor) -> Tensor:
         """Return the mean of :meth:`function_moments` alone: the same bits for a fraction of it."""
-        self._check_inputs(x)
-        mean = self.layer.mean_function()
-        (values,) = map_blocks(self.layer, self.scaling, x, lambda waves: (mean(waves),))
+        rows, mean = self._rows(x), self.layer.mean_function()
+        (values,) = map_blocks(self.layer.features, rows, lambda waves: (mean(waves),))
         return self._in_units(values)
 
     def _in_units(self, values: Tensor) -> Tensor:
@@ -240,17 +233,16 @@ class RandomFeatureGP(nn.Module):
         with torch.no_grad():
             posterior = self.layer.posterior
             coefficients = posterior.blocks(posterior.rsample((num_draws,), generator=generator))
-        return FunctionDraws(self.layer, self.scaling, coefficients, self._in_units)
+        return FunctionDraws(self, coefficients)
 
     def gradient(self, x: Tensor) -> Tensor:
         """Return the gradient of the mean by ``x``, ``(N, d)``; ``(N, O, d)`` if not Gaussian."""
         posterior = self.layer.posterior
         mean = posterior.blocks(posterior.mean).detach().unsqueeze(0)
-        function = FunctionDraws(self.layer, self.scaling, mean, self._in_units)
-        return function.gradient(x).squeeze(0)
+        return FunctionDraws(self, mean).gradient(x).squeeze(0)
 
     def _checked(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        self._check_inputs(x)
+        self._rows(x)  # refuses other shapes
         check_finite("x", x)
         if not isinstance(y, Tensor) or y.shape not in ((len(x),), (len(x), 1)):
             raise ShapeError(
@@ -262,17 +254,58 @@ class RandomFeatureGP(nn.Module):
         self.likelihood.check_targets(y)
         return x.detach(), y.detach().reshape(-1)
 
-    def _check_inputs(self, x: Tensor) -> None:
+    def _rows(self, x: Tensor) -> Tensor:
+        """Check and standardise inputs."""
+        d = self.in_features
         if not isinstance(x, Tensor) or x.dim() != 2 or not x.is_floating_point():
-            raise ShapeError(
-                f"x must be a floating-point tensor of shape (N, {self.in_features}), got "
-                f"{(tuple(x.shape), x.dtype) if isinstance(x, Tensor) else type(x).__name__}"
-            )
-        check_last_dim("x", x, self.in_features)
+            found = (tuple(x.shape), x.dtype) if isinstance(x, Tensor) else type(x).__name__
+            raise ShapeError(f"x must be a floating-point tensor of shape (N, {d}), got {found}")
+        check_last_dim("x", x, d)
+        rows: Tensor = self.scaling(x)
+        return rows
 
     def extra_repr(self) -> str:
         """Show the posterior."""
         return f"weights={self.weights!r}, posterior={type(self.layer.posterior).__name__}"
+
+
+@final
+class FunctionDraws:
+    """``S`` functions ``x ↦ ψ(x)·a_s``, with coefficients ``(S, O, K)`` that were drawn once.
+
+    They read the features of the model: a refit of the model invalidates them.
+    """
+
+    def __init__(self, model: RandomFeatureGP, coefficients: Tensor) -> None:
+        self._model, self._coefficients = model, coefficients
+
+    def __len__(self) -> int:
+        return len(self._coefficients)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Evaluate all functions at ``x (N, d)``: ``(S, N)``, or ``(S, N, O)`` without units."""
+        model, num_outputs = self._model, self._coefficients.shape[1]
+        rows, psi = model._rows(x), model.layer.basis.psi_of_waves()
+
+        def values(waves: Tensor) -> tuple[Tensor]:
+            each = psi(waves).double().expand(-1, num_outputs, -1)
+            return (torch.einsum("nok,sok->sno", each, self._coefficients).transpose(0, 1),)
+
+        (found,) = map_blocks(model.layer.features, rows, values)
+        return model._in_units(found.transpose(0, 1).contiguous())
+
+    def gradient(self, x: Tensor) -> Tensor:
+        """Return the gradients at ``x (N, d)``: ``(S, N, d)``, or ``(S, N, O, d)``, float64."""
+        blocks = x.detach().double().split(block_rows(self._model.layer.features.num_features))
+        return torch.cat([self._gradient(block) for block in blocks], dim=1)
+
+    @torch.enable_grad()
+    def _gradient(self, rows: Tensor) -> Tensor:
+        values = self(rows.requires_grad_())
+        sums = values.sum(1).flatten()  # rows do not depend on each other
+        columns = [torch.autograd.grad(one, rows, retain_graph=True)[0] for one in sums]
+        stacked = torch.stack(columns).view(len(self), *values.shape[2:], *rows.shape)
+        return stacked if values.dim() == 2 else stacked.transpose(1, 2)
 
 
 def _standardised(likelihood: Gaussian, y: Tensor) -> Tensor:
@@ -282,10 +315,9 @@ def _standardised(likelihood: Gaussian, y: Tensor) -> Tensor:
 
 def _posterior_name(weights: str, covariance: str) -> str:
     """Return the posterior of the coefficients, or refuse a contradiction."""
-    known = {"weights": _WEIGHTS, "covariance": COVARIANCES}
-    for (name, names), value in zip(known.items(), (weights, covariance), strict=True):
-        if value not in names:
-            choices = ", ".join(map(repr, names))
+    for name, value in (("weights", weights), ("covariance", covariance)):
+        if value not in _OPTIONS[name]:
+            choices = ", ".join(map(repr, _OPTIONS[name]))
             raise ConfigError(f"{name} must be one of {choices}, got {value!r}")
     if weights == "mean-field" and covariance == "full":
         raise ConfigError("weights='mean-field' has no covariances; use weights='full'")

@@ -15,22 +15,21 @@ need many steps where this takes a few.
 
 from __future__ import annotations
 
+import contextlib
 import math
-import time
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
-from whvi._checks import check_finite, check_positive_int
-from whvi.errors import NumericalError, ShapeError
-from whvi.gp.basis import Basis, HasJacobian
+from whvi._checks import check_positive_int
+from whvi.errors import NumericalError
+from whvi.gp.basis import Basis, FeatureBasis
 from whvi.gp.collapsed import (
     CoefficientPosterior,
     Statistics,
     bound_with_gradients,
-    check_covariance,
     chunks,
     collapsed_bound,
     stream_statistics,
@@ -57,7 +56,6 @@ class CollapsedFit:
     noise_variance: float  # σ²
     bound: float  # on the log evidence of all rows, in nats
     history: tuple[float, ...]  # the bound over the subset, scaled to all rows, seen by L-BFGS
-    seconds: float  # of the clock
 
 
 def fit_collapsed(
@@ -75,52 +73,43 @@ def fit_collapsed(
     """Train ``basis`` in place and return it with its posterior.
 
     Args:
-        basis: Its parameters are overwritten by the best start.
-        x, y: Standardised rows ``(N, d)`` and targets ``(N,)``.
+        basis, x, y: ``ψ``; standardised rows ``(N, d)`` and targets ``(N,)``.
         covariance: Of ``q(a)``: ``"diagonal"`` or ``"full"``.
-        starts: Random starts; the best of every six go on after a short search, and the one with
-            the highest bound is kept.
+        starts: Random starts; the best of every six go on after a short search.
         iterations: Gauss-Newton steps at most, followed by a third as many evaluations of the bound
             by L-BFGS; without Gauss-Newton, as many evaluations by L-BFGS.
-        subset: Rows that the search sees (the likelihood counts N/n times); the posterior and the
-            noise come from all rows.
+        subset: Rows that the search sees; the likelihood counts N/n times.
         seed: Decides starts and subset.
         use_jacobian: Begin with Gauss-Newton if the basis has a Jacobian. With few rows per
             coefficient, least squares would follow single rows.
     """
-    _check_data(x, y)
-    check_covariance(covariance)
     for name, value in (("starts", starts), ("iterations", iterations), ("subset", subset)):
         check_positive_int(name, value)
-    begin = time.perf_counter()
     generator = torch.Generator().manual_seed(seed)
     order = torch.randperm(len(y), generator=generator)[:subset]
-    has_jacobian = use_jacobian and isinstance(basis, HasJacobian)
-    search = _Search(basis, x[order], y[order], covariance, len(y), has_jacobian)
+    search = _Search(basis, x[order], y[order], covariance, len(y), use_jacobian)
     history = search.run(starts, iterations, generator)
-    statistics = stream_statistics(basis, x, y)
-    prior = basis.prior_variance()
+    statistics, prior = stream_statistics(basis, x, y), basis.prior_variance()
     prior = None if prior is None else prior.detach()
-    first = search.noise_variance()
-    noise = best_noise_variance(statistics, first, covariance, prior_variance=prior)
+    noise = best_noise_variance(
+        statistics, search.noise_variance(), covariance, prior_variance=prior
+    )
     bound = collapsed_bound(statistics, noise, covariance, prior_variance=prior)
-    seconds = time.perf_counter() - begin
-    return CollapsedFit(basis, bound.posterior, noise, float(bound.value), tuple(history), seconds)
+    return CollapsedFit(basis, bound.posterior, noise, float(bound.value), tuple(history))
 
 
-@dataclass(eq=False)
 class _Search:
     """The rows of a search, and the noise that is trained along with the basis."""
 
-    basis: Basis
-    x: Tensor
-    y: Tensor
-    covariance: str
-    num_data: int
-    has_jacobian: bool
-
-    def __post_init__(self) -> None:
+    def __init__(
+        self, basis: Basis, x: Tensor, y: Tensor, covariance: str, num_data: int, use_jacobian: bool
+    ) -> None:
+        self.basis, self.x, self.y = basis, x, y
+        self.covariance, self.num_data = covariance, num_data
         self.log_noise = nn.Parameter(torch.zeros((), dtype=torch.float64))
+        self.smooth = basis if use_jacobian and isinstance(basis, FeatureBasis) else None
+        # every parameter, also frozen frequencies: they belong to a start
+        self.parameters = [*basis.parameters(), self.log_noise]
 
     def noise_variance(self) -> float:
         return float(self.log_noise.detach().exp().clamp(*_NOISE_VARIANCE_RANGE))
@@ -129,61 +118,47 @@ class _Search:
         """Leave the basis at the best point found; return the bounds that L-BFGS saw there."""
         refined: list[tuple[list[float], Tensor]] = []
         for state in self._screen(starts, iterations, generator):
-            vector_to_parameters(state, self._all())
-            refined.append((self._refine(iterations), self._state()))
+            vector_to_parameters(state, self.parameters)
+            refined.append((self._refine(iterations), _vector(self.parameters)))
         history, state = max(refined, key=lambda each: max(each[0]))
-        vector_to_parameters(state, self._all())
+        vector_to_parameters(state, self.parameters)
         return history
 
     def _screen(self, starts: int, iterations: int, generator: torch.Generator) -> list[Tensor]:
         """Return the parameters of the best of ``starts`` after a short search on few rows."""
-        rows = slice(0, _SCREENING_ROWS)
         found: list[tuple[float, Tensor]] = []
         for _ in range(starts):
             self.basis.restart(self.x, generator)
             self._set_noise(_FIRST_NOISE_VARIANCE)
-            bound = 0.0 if starts == 1 else self._try_start(rows, iterations)
-            found.append((bound, self._state()))
+            bound = 0.0 if starts == 1 else self._try_start(iterations)
+            found.append((bound, _vector(self.parameters)))
         found.sort(key=lambda each: each[0], reverse=True)
         return [state for _, state in found[: max(1, starts // _STARTS_PER_FINALIST)]]
 
-    def _try_start(self, rows: slice, iterations: int) -> float:
-        if self.has_jacobian:
-            self._gauss_newton(rows, _SCREENING_STEPS)
-            statistics = stream_statistics(self.basis, self.x[rows], self.y[rows])
-            scaled = statistics.scaled(self.num_data / len(self.y[rows]))
-            return _bound(scaled, self.noise_variance(), self.covariance, None)
-        return max(self._climb(rows, max(iterations // 4, 10)))
+    def _try_start(self, iterations: int) -> float:
+        x, y = self.x[:_SCREENING_ROWS], self.y[:_SCREENING_ROWS]
+        if self.smooth is None:
+            return max(self._climb(x, y, max(iterations // 4, 10)))
+        self._set_noise(gauss_newton(self.smooth, x, y, steps=_SCREENING_STEPS)[-1])
+        statistics = stream_statistics(self.basis, x, y).scaled(self.num_data / len(y))
+        return _bound(statistics, self.noise_variance(), self.covariance, None)
 
     def _refine(self, iterations: int) -> list[float]:
         """Go on from the current parameters with all rows of the search."""
-        rows = slice(0, None)
-        if self.has_jacobian:
-            self._gauss_newton(rows, iterations)
+        if self.smooth is not None:
+            self._set_noise(gauss_newton(self.smooth, self.x, self.y, steps=iterations)[-1])
             iterations = max(iterations // 3, 10)
-        return self._climb(rows, iterations)
-
-    def _all(self) -> list[nn.Parameter]:
-        """Every parameter, also frozen frequencies: they belong to a start."""
-        return [*self.basis.parameters(), self.log_noise]
-
-    def _state(self) -> Tensor:
-        return parameters_to_vector(self._all()).detach().clone()
+        return self._climb(self.x, self.y, iterations)
 
     def _set_noise(self, variance: float) -> None:
         with torch.no_grad():
             self.log_noise.fill_(math.log(max(variance, _NOISE_VARIANCE_RANGE[0])))
 
-    def _gauss_newton(self, rows: slice, steps: int) -> None:
-        errors = gauss_newton(self.basis, self.x[rows], self.y[rows], steps=steps)
-        self._set_noise(errors[-1])
-
-    def _climb(self, rows: slice, iterations: int) -> list[float]:
+    def _climb(self, x: Tensor, y: Tensor, iterations: int) -> list[float]:
         """Maximise the bound by L-BFGS; end at the best point seen, return all bounds seen."""
         parameters = [*self.basis.trained_parameters(), self.log_noise]
-        x, y = self.x[rows], self.y[rows]
         history: list[float] = []
-        best = parameters_to_vector(parameters).detach().clone()
+        best = _vector(parameters)
 
         def closure() -> Tensor:
             nonlocal best
@@ -191,11 +166,10 @@ class _Search:
                 parameter.grad = torch.zeros_like(parameter)
             bound = self._bound_with_gradients(x, y)
             if bound > max(history, default=-math.inf):
-                best = parameters_to_vector(parameters).detach().clone()
+                best = _vector(parameters)
             history.append(bound)
             for parameter in parameters:
-                assert parameter.grad is not None
-                parameter.grad.mul_(-1 / self.num_data)
+                parameter.grad.mul_(-1 / self.num_data)  # type: ignore[union-attr]  # set above
             return torch.tensor(-bound / self.num_data)
 
         while len(history) < iterations:
@@ -218,16 +192,17 @@ class _Search:
     def _bound_with_gradients(self, x: Tensor, y: Tensor) -> float:
         """Return a bound far below all others, without gradients, where there is none."""
         low, high = (math.log(limit) for limit in _NOISE_VARIANCE_RANGE)
-        impossible = -1e6 * self.num_data
-        if not low <= float(self.log_noise.detach()) <= high:
-            return impossible
-        try:
-            bound = bound_with_gradients(
-                self.basis, self.log_noise, x, y, self.covariance, num_data=self.num_data
-            )
-        except NumericalError:
-            return impossible
-        return float(bound) if math.isfinite(float(bound)) else impossible
+        bound = torch.tensor(math.nan)
+        if low <= float(self.log_noise.detach()) <= high:
+            with contextlib.suppress(NumericalError):
+                bound = bound_with_gradients(
+                    self.basis, self.log_noise, x, y, self.covariance, num_data=self.num_data
+                )
+        return float(bound) if bound.isfinite() else -1e6 * self.num_data
+
+
+def _vector(parameters: list[nn.Parameter]) -> Tensor:
+    return parameters_to_vector(parameters).detach().clone()
 
 
 def _bound(statistics: Statistics, noise: float, covariance: str, prior: Tensor | None) -> float:
@@ -260,13 +235,11 @@ def best_noise_variance(
 
 
 @torch.no_grad()
-def gauss_newton(basis: Basis, x: Tensor, y: Tensor, *, steps: int) -> list[float]:
+def gauss_newton(basis: FeatureBasis, x: Tensor, y: Tensor, *, steps: int) -> list[float]:
     """Fit ``basis`` in place to rows ``x (n, d)``, ``y (n,)``, at most ``steps`` accepted steps.
 
-    Returns:
-        The mean square residual at the start and after every step.
+    Returns the mean square residual at the start and after every step.
     """
-    assert isinstance(basis, HasJacobian)
     parameters = basis.shape_parameters()
     statistics = stream_statistics(basis, x, y)
     coefficients, error = _solve(statistics)
@@ -291,7 +264,7 @@ def gauss_newton(basis: Basis, x: Tensor, y: Tensor, *, steps: int) -> list[floa
         if idle == _PATIENCE:
             break
     # σ_f² such that the coefficients look like draws of their prior N(0, I)
-    basis.log_variance_parameter().add_(coefficients.square().mean().log())
+    basis.features.log_variance.add_(coefficients.square().mean().log())
     return history
 
 
@@ -311,10 +284,9 @@ def _solve(statistics: Statistics) -> tuple[Tensor, float]:
 
 
 def _normal_equations(
-    basis: HasJacobian, x: Tensor, y: Tensor, coefficients: Tensor, gram: Tensor
+    basis: FeatureBasis, x: Tensor, y: Tensor, coefficients: Tensor, gram: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Return ``JᵀPJ`` and ``JᵀPr`` at the current parameters, for ``gram = ΨᵀΨ``."""
-    assert isinstance(basis, Basis)
     size = len(coefficients)
     others = sum(parameter.numel() for parameter in basis.shape_parameters()) + 1
     products = torch.zeros(others, size + others, dtype=torch.float64)  # [J, r]ᵀ [Ψ, J, r]
@@ -335,13 +307,3 @@ def _damped_step(curvature: Tensor, slope: Tensor, damping: float) -> Tensor:
     step = torch.linalg.solve(curvature + damping * scale, slope)
     shortened: Tensor = step * (_LONGEST_STEP / step.abs().max()).clamp_max(1)
     return shortened
-
-
-def _check_data(x: Tensor, y: Tensor) -> None:
-    if x.dim() != 2 or y.shape != x.shape[:1] or len(y) == 0:
-        raise ShapeError(
-            f"x must be (N, d) and y (N,) with at least one row, got {tuple(x.shape)} and "
-            f"{tuple(y.shape)}"
-        )
-    check_finite("x", x)
-    check_finite("y", y)

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from whvi._checks import check_last_dim, check_positive_int, next_power_of_two
+from whvi._checks import next_power_of_two
 from whvi.errors import ConfigError
 from whvi.functional import structured_product
 from whvi.transforms import fwht
@@ -31,16 +31,11 @@ from whvi.transforms import fwht
 _LEAST_SIGNS = 64  # block size from which sums of signs are normal enough
 
 
-class Projection(nn.Module, ABC):
+class Projection(nn.Module):
     """A linear map ``(..., d) → (..., J)``."""
 
     in_features: int
     num_frequencies: int
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return the phases ``xΩ``, shape ``(..., J)``, of rows ``(..., d)``."""
-        check_last_dim("input", x, self.in_features)
-        return self._project(x)
 
     def scaling(self, inverse_lengthscale: Tensor) -> Tensor:
         """Turn ``1/ℓ (d,)`` into what :meth:`phases` needs, once for all rows."""
@@ -58,45 +53,27 @@ class Projection(nn.Module, ABC):
     def restart(self, generator: torch.Generator) -> None:
         """Draw new frequencies, if every start of a search has its own."""
 
-    @torch.no_grad()
-    def rescale(self, scale: Tensor) -> None:
-        """Multiply every frequency by its entry of ``scale (J,)``, in place."""
-        lengths = self._lengths()
-        lengths.mul_(functional.pad(scale, (0, lengths.shape[-1] - len(scale)), value=1.0))
-
-    @abstractmethod
-    def _lengths(self) -> Tensor:
-        """Return numbers ``(..., at least J)`` in proportion to which frequencies change."""
-
-    @abstractmethod
-    def _project(self, x: Tensor) -> Tensor: ...
-
 
 @final
 class DenseProjection(Projection):
     """``Ω`` as a matrix ``(d, J)``."""
 
-    frequencies: Tensor
-
     def __init__(self, frequencies: Tensor) -> None:
         super().__init__()
         self.in_features, self.num_frequencies = frequencies.shape
-        self.register_buffer("frequencies", frequencies)
+        self.frequencies = nn.Buffer(frequencies)
 
-    def _lengths(self) -> Tensor:
-        return self.frequencies
-
-    def _project(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the phases ``xΩ``, shape ``(..., J)``, of rows ``(..., d)``."""
         return x @ self.frequencies
 
+    def rescale(self, scale: Tensor) -> None:
+        """Multiply every frequency by its entry of ``scale (J,)``, in place."""
+        self.frequencies.mul_(scale)
 
-class _BlockProjection(Projection):
-    """``K`` blocks of ``D`` frequencies share the padded input; the last one is trimmed.
 
-    Args:
-        in_features, num_frequencies: ``d`` and ``J``.
-        generator: Source of randomness; ``None`` is torch's default generator.
-    """
+class _BlockProjection(Projection, ABC):
+    """``K`` blocks of ``D`` frequencies share the padded input; the last one is trimmed."""
 
     scale: Tensor  # S: (K, D)
 
@@ -106,10 +83,10 @@ class _BlockProjection(Projection):
         self.block_size = block_size
         self.vector_shape = (-(-num_frequencies // block_size), block_size)
 
-    def _lengths(self) -> Tensor:
-        return self.scale.view(-1)
+    def rescale(self, scale: Tensor) -> None:
+        self.scale.view(-1)[: len(scale)].mul_(scale)
 
-    def _project(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         padded = functional.pad(x, (0, self.block_size - self.in_features)).unsqueeze(-2)
         return self._blocks(padded).flatten(-2)[..., : self.num_frequencies]
 
@@ -122,10 +99,6 @@ class _BlockProjection(Projection):
 class FastfoodProjection(_BlockProjection):
     """Blocks ``S H G Π H B`` in O(D log D) each: ``B`` signs, ``Π`` a permutation, ``G`` normal."""
 
-    signs: Tensor
-    permutation: Tensor
-    gaussian: Tensor
-
     def __init__(
         self, in_features: int, num_frequencies: int, generator: torch.Generator | None = None
     ) -> None:
@@ -133,12 +106,12 @@ class FastfoodProjection(_BlockProjection):
         K, D = self.vector_shape
         gaussian = _normals((K, D), generator)
         lengths = _chi_lengths((K, D), D, generator)
-        self.register_buffer("signs", _signs((K, D), generator))
-        self.register_buffer("permutation", _permutations(K, D, generator))
-        self.register_buffer("gaussian", gaussian)
+        self.signs = nn.Buffer(_signs((K, D), generator))
+        self.permutation = nn.Buffer(_permutations(K, D, generator))
+        self.gaussian = nn.Buffer(gaussian)
         # H is orthonormal: rows of √D H G Π H B have length ‖G‖
         common = gaussian.norm(dim=-1, keepdim=True)
-        self.register_buffer("scale", lengths * D**0.5 / common)
+        self.scale = nn.Buffer(lengths * D**0.5 / common)
 
     def _blocks(self, x: Tensor) -> Tensor:
         mixed = fwht(self.signs * x).flatten(-2)
@@ -150,18 +123,15 @@ class FastfoodProjection(_BlockProjection):
 class StructuredProjection(_BlockProjection):
     """Blocks ``S H S1 H S2 H S3`` of random signs in O(D log D) each, ``S`` of χ_D lengths."""
 
-    s1: Tensor
-    s2: Tensor
-    s3: Tensor
-
     def __init__(
         self, in_features: int, num_frequencies: int, generator: torch.Generator | None = None
     ) -> None:
         size = max(_LEAST_SIGNS, next_power_of_two(in_features))
         super().__init__(in_features, num_frequencies, size)
-        for name in ("s1", "s2", "s3"):
-            self.register_buffer(name, _signs(self.vector_shape, generator))
-        self.register_buffer("scale", _chi_lengths(self.vector_shape, size, generator))
+        self.s1 = nn.Buffer(_signs(self.vector_shape, generator))
+        self.s2 = nn.Buffer(_signs(self.vector_shape, generator))
+        self.s3 = nn.Buffer(_signs(self.vector_shape, generator))
+        self.scale = nn.Buffer(_chi_lengths(self.vector_shape, size, generator))
 
     def _blocks(self, x: Tensor) -> Tensor:
         return structured_product(fwht(self.s3 * x), self.scale, self.s1, self.s2)
@@ -178,16 +148,11 @@ def draw_frequencies(
     *,
     num_extra: int = 0,
     generator: torch.Generator | None = None,
-) -> tuple[Projection, Tensor]:
+) -> tuple[DenseProjection | _BlockProjection, Tensor]:
     """Draw one of :data:`PROJECTIONS`, and normals ``(J, num_extra)`` for a kernel; float64.
 
-    Args:
-        name, in_features, num_frequencies: Kind, ``d`` and ``J``.
-        num_extra: Further standard normals wanted with each frequency.
-        generator: Source of randomness; ``None`` is torch's default generator.
+    ``generator=None`` is torch's default generator.
     """
-    check_positive_int("in_features", in_features)
-    check_positive_int("num_frequencies", num_frequencies)
     if name not in PROJECTIONS:
         names = ", ".join(map(repr, PROJECTIONS))
         raise ConfigError(f"projection must be one of {names}, got {name!r}")
@@ -195,15 +160,15 @@ def draw_frequencies(
     if name == "quasi":
         points = _sobol_normals(J, d + num_extra, generator)
         return DenseProjection(points[:, :d].T.contiguous()), points[:, d:]
-    projection: Projection
+    projection: DenseProjection | _BlockProjection
     if name == "fastfood":
         projection = FastfoodProjection(d, J, generator)
     elif name == "structured":
         projection = StructuredProjection(d, J, generator)
-    elif name == "orthogonal":
-        projection = DenseProjection(_orthogonal(d, J, generator))
     else:
-        projection = DenseProjection(_normals((d, J), generator))
+        is_iid = name == "iid"
+        columns = _normals((d, J), generator) if is_iid else _orthogonal(d, J, generator)
+        projection = DenseProjection(columns)
     return projection, _normals((J, num_extra), generator)
 
 
@@ -240,12 +205,6 @@ def _orthogonal(d: int, J: int, generator: torch.Generator | None) -> Tensor:
 
 def _sobol_normals(num_points: int, dim: int, generator: torch.Generator | None) -> Tensor:
     """Scrambled Sobol' points in the cube, moved to the normal distribution, ``(J, dim)``."""
-    largest = torch.quasirandom.SobolEngine.MAXDIM
-    if dim > largest:
-        raise ConfigError(
-            f"quasi-random projections take at most {largest} inputs (Matérn kernels need up to "
-            f"5 more), got {dim}; use projection='orthogonal'"
-        )
     seed = int(torch.randint(2**31, (), generator=generator))
     engine = torch.quasirandom.SobolEngine(dim, scramble=True, seed=seed)
     points = engine.draw(num_points, dtype=torch.float64)
