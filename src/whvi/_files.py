@@ -44,30 +44,20 @@ def atomic_write(
     ``KeyboardInterrupt``, the old file is as before and the temporary one is gone; only a killed
     process leaves a temporary file, whose name matches ``.*.tmp``. An existing file's permissions
     are kept. What is not a regular file (``/dev/null``, ``/dev/stdout``, a FIFO) is written to
-    directly.
-
-    Args:
-        path: The file.
-        mode: ``"wb"`` for bytes, ``"w"`` for text.
-        encoding: Of text, as for :func:`open`.
-        newline: Of text, as for :func:`open`.
-        follow_symlinks: Whether to replace the file that a link points to, as :func:`open` would,
-            or the link itself.
-
-    Raises:
-        OSError: The file cannot be written.
+    directly. ``follow_symlinks`` replaces the file that a link points to, as :func:`open` would,
+    and not the link itself.
     """
     target, former = _resolve(Path(path), follow_symlinks)
     if former is not None and not stat.S_ISREG(former):
-        append: Any = mode.replace(
-            "w", "a"
-        )  # after "program >> log", /dev/stdout has content to keep
+        # after "program >> log", /dev/stdout has content to keep
+        append: Any = mode.replace("w", "a")
         with target.open(append, encoding=encoding, newline=newline) as stream:
             yield stream
         return
     temporary = target.with_name(f".{target.name[:50]}.{secrets.token_hex(8)}.tmp")
+    exclusive: Any = mode.replace("w", "x")
     try:
-        with temporary.open(_exclusive(mode), encoding=encoding, newline=newline) as stream:
+        with temporary.open(exclusive, encoding=encoding, newline=newline) as stream:
             yield stream
             stream.flush()
             os.fsync(stream.fileno())
@@ -90,11 +80,6 @@ def _resolve(path: Path, follow_symlinks: bool) -> tuple[Path, int | None]:
     if is_stream or (mode is not None and not stat.S_ISREG(mode)):
         return path, stat.S_IFIFO if is_stream else mode
     return Path(os.path.realpath(path)) if follow_symlinks else path, mode
-
-
-def _exclusive(mode: str) -> Any:
-    """Return the mode that creates a file and refuses one that is there."""
-    return mode.replace("w", "x")
 
 
 def _sync_folder(folder: Path) -> None:
@@ -127,9 +112,8 @@ def unseal(payload: bytes) -> tuple[dict[str, Tensor], dict[str, Any]]:
         ModelFileError: The bytes are damaged or were never sealed.
     """
     try:
-        header_size = int.from_bytes(payload[:8], "little")
-        texts = json.loads(payload[8 : 8 + header_size])["__metadata__"]
-        body = 8 + header_size
+        body = 8 + int.from_bytes(payload[:8], "little")
+        texts = json.loads(payload[8:body])["__metadata__"]
         field = f'"sha256":"{texts["sha256"]}"'.encode()
         digest = hashlib.sha256(payload[:body].replace(field, _BLANK, 1))
         digest.update(memoryview(payload)[body:])

@@ -27,16 +27,6 @@ def batch_shape_of(model: nn.Module) -> tuple[int, ...]:
     return next(iter(shapes), ())
 
 
-def is_per_replica(x: Tensor, batch_shape: tuple[int, ...]) -> bool:
-    """Tell whether ``x`` is ``(*batch_shape, N, ...)`` rather than rows shared by all replicas.
-
-    By shape alone: shared rows of rank 2 or more, as many as there are replicas, look the same
-    as rows per replica and are taken for such; expand them to ``(*batch_shape, N, ...)`` first.
-    """
-    k = len(batch_shape)
-    return k > 0 and x.dim() >= k + 2 and x.shape[:k] == batch_shape
-
-
 def check_rows(x: Tensor, batch_shape: tuple[int, ...]) -> None:
     """Refuse what is not a tensor, or has no axis for rows or none for their features."""
     if not isinstance(x, Tensor):
@@ -49,8 +39,13 @@ def check_rows(x: Tensor, batch_shape: tuple[int, ...]) -> None:
 
 
 def row_axis(x: Tensor, batch_shape: tuple[int, ...]) -> int:
-    """Return the axis of ``x`` that counts rows."""
-    return len(batch_shape) if is_per_replica(x, batch_shape) else 0
+    """Return the axis of ``x`` that counts rows: 0 for rows shared by all replicas.
+
+    By shape alone: shared rows of rank 2 or more, as many as there are replicas, look the same
+    as rows per replica and are taken for such; expand them to ``(*batch_shape, N, ...)`` first.
+    """
+    k = len(batch_shape)
+    return k if x.dim() >= k + 2 and x.shape[:k] == batch_shape else 0
 
 
 def local_function_values(
@@ -127,12 +122,12 @@ def mean_function(model: nn.Module, x: Tensor, *, batch_size: int | None = None)
 
 
 def _rows_are_features(x: Tensor, batch_shape: tuple[int, ...]) -> bool:
-    return x.dim() == 2 or (x.dim() == len(batch_shape) + 2 and is_per_replica(x, batch_shape))
+    return x.dim() == row_axis(x, batch_shape) + 2
 
 
 def _with_replicas(x: Tensor, batch_shape: tuple[int, ...]) -> Tensor:
     """``(*batch_shape, N, ...)``, by stride-0 axes where ``x`` is shared."""
-    if not batch_shape or is_per_replica(x, batch_shape):
+    if not batch_shape or row_axis(x, batch_shape):
         return x
     return x.expand(*batch_shape, *x.shape)
 

@@ -13,6 +13,7 @@ from whvi._kernel.backend import kernel
 from whvi.errors import ShapeError
 from whvi.functions import batch_shape_of
 from whvi.layers.linear import MeanFieldLinear, WHVILinear
+from whvi.layers.matrix import DenseGaussianMatrix
 from whvi.sampling import LocalReparameterization, sampling
 from whvi.tabular.networks import build_network
 from whvi.training.compiled import compile_model, why_not_compiled
@@ -129,6 +130,12 @@ def with_parameter_twice() -> nn.Module:
     return nn.Sequential(one, nn.ReLU(), other)
 
 
+def with_other_matrix() -> nn.Module:
+    layer = WHVILinear(8, 8)
+    layer.matrix = DenseGaussianMatrix(8, 8)
+    return nn.Sequential(layer)
+
+
 class ShiftedReLU(nn.ReLU):
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x) + 1
@@ -164,6 +171,7 @@ class Twice(nn.Sequential):
         (with_hook("register_full_backward_pre_hook"), "'0.matrix' has hooks"),
         (with_own_forward(), "'2' has a forward of its own"),
         (with_parametrization(), "not compiled"),
+        (with_other_matrix(), "WHVILinear of DenseGaussianMatrix is not compiled"),
         (with_parameter_hook(), "parameter has hooks"),
         (with_layer_twice(), "occurs twice"),
         (with_parameter_twice(), "used twice"),

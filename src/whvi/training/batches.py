@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 from collections.abc import Iterable, Iterator, Sized
-from typing import cast, final
+from typing import final
 
 import torch
 from torch import Tensor
@@ -33,16 +33,10 @@ def epoch_order(num_rows: int, seed: int, epoch: int) -> Tensor:
 class TensorBatches:
     """Minibatches of tensors in memory, each replica in its own order.
 
-    Rows left over when ``batch_size`` does not divide their number wait for the next epoch, so
-    all batches have the same size and every row the same chance.
-
-    Args:
-        x: ``(N, ...)`` shared by the replicas or ``(*batch_shape, N, ...)``.
-        y: ``(N[, out])`` or ``(*batch_shape, N[, out])``.
-        batch_shape: Replicas of the model.
-        batch_size: ``B`` over all ranks; each rank gets its own ``B / world_size`` rows.
-        seed: Seed of the order; replica ``r`` uses ``seed + r``.
-        ranks: Which share of each batch is ours.
+    ``x`` and ``y`` lead with ``(N,)``, shared by the replicas, or with ``(*batch_shape, N)``.
+    Replica ``r`` uses ``seed + r``; each rank gets its own ``batch_size / world_size`` rows. Rows
+    left over when ``batch_size`` does not divide ``N`` wait for the next epoch, so all batches
+    have the same size and every row the same chance.
     """
 
     def __init__(
@@ -55,8 +49,8 @@ class TensorBatches:
         ranks: Ranks,
     ) -> None:
         check_rows(x, batch_shape)
-        axis = row_axis(x, batch_shape)
-        self.num_data = x.shape[axis]
+        x_axis = row_axis(x, batch_shape)
+        self.num_data = x.shape[x_axis]
         if self.num_data == 0:
             raise DataError("there are no rows to train on")
         self._fingerprint_of = (x, y)
@@ -64,10 +58,9 @@ class TensorBatches:
         self._batch_size = min(batch_size, self.num_data)
         self._share = ranks.share(self._batch_size)
         self._seeds = [seed + r for r in range(torch.Size(batch_shape).numel())]
-        self._x_per_replica = axis > 0
-        self._x = x.reshape(-1, *x.shape[axis + 1 :])
-        self._y_per_replica = targets_are_per_replica(y, batch_shape, self.num_data)
-        y_axis = len(batch_shape) if self._y_per_replica else 0
+        y_axis = _target_axis(y, batch_shape, self.num_data)
+        self._axes = (x_axis, y_axis)
+        self._x = x.reshape(-1, *x.shape[x_axis + 1 :])
         self._y = y.reshape(-1, *y.shape[y_axis + 1 :])
 
     def batches(self, start: int) -> Iterator[Batch]:
@@ -85,21 +78,19 @@ class TensorBatches:
         x, y = self._fingerprint_of
         return {"num_data": self.num_data, "x": tensor_digest(x), "y": tensor_digest(y)}
 
-    def _rows(self, epoch: int) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+    def _rows(self, epoch: int) -> list[tuple[Tensor, ...]]:
         """Return, for every step of the epoch, flat row numbers into ``x`` and into ``y``."""
         size, n = self._batch_size, self.num_data
         steps = n // size
         order = torch.stack([epoch_order(n, seed, epoch) for seed in self._seeds])
         rows = order[:, : steps * size].reshape(-1, steps, size)[:, :, self._share]
 
-        def per_step(per_replica: bool) -> tuple[Tensor, ...]:
-            offset = n * torch.arange(len(rows)).reshape(-1, 1, 1) if per_replica else 0
-            flat = rows + offset
+        def per_step(axis: int) -> tuple[Tensor, ...]:
+            flat = rows + (n * torch.arange(len(rows)).reshape(-1, 1, 1) if axis else 0)
             return flat.transpose(0, 1).reshape(steps, -1).to(self._x.device).unbind(0)
 
-        x_rows = per_step(self._x_per_replica)
-        same = self._x_per_replica == self._y_per_replica
-        return x_rows, x_rows if same else per_step(self._y_per_replica)
+        found = {axis: per_step(axis) for axis in set(self._axes)}
+        return [found[axis] for axis in self._axes]
 
     def _take(self, rows: Tensor, index: Tensor) -> Tensor:
         batch = rows.index_select(0, index)
@@ -157,56 +148,48 @@ BatchSource = TensorBatches | LoaderBatches
 """An endless supply of batches that can be entered at any step."""
 
 
-def targets_are_per_replica(y: Tensor, batch_shape: tuple[int, ...], num_rows: int) -> bool:
-    """Tell ``(*batch_shape, N, ...)`` from ``(N, ...)``; refuse what is neither."""
-    k = len(batch_shape)
-    if k > 0 and y.shape[: k + 1] == (*batch_shape, num_rows):
-        return True
-    if y.dim() > 0 and y.shape[0] == num_rows:
-        return False
+def _target_axis(y: Tensor, batch_shape: tuple[int, ...], num_rows: int) -> int:
+    """Return the axis of ``y`` that counts rows; refuse other shapes."""
+    for lead in ((*batch_shape, num_rows), (num_rows,)):
+        if y.shape[: len(lead)] == lead:
+            return len(lead) - 1
     raise ShapeError(
         f"y must lead with (N,) or (*batch_shape, N) for N = {num_rows} rows of x and "
         f"batch_shape {batch_shape}, got shape {tuple(y.shape)}"
     )
 
 
-def check_tensors(name: str, x: Tensor, y: Tensor, device: torch.device) -> None:
-    """Refuse tensors on another device than the model's or with values that are not finite."""
+def check_pair(name: str, x: Tensor, y: Tensor, state: TrainingState) -> None:
+    """Refuse data on another device than the model, not finite, or no targets of its likelihood."""
     for part, tensor in ((f"{name} x", x), (f"{name} y", y)):
-        if tensor.device != device:
-            raise ShapeError(f"{part} is on {tensor.device}, but the model is on {device}")
+        if tensor.device != state.device:
+            raise ShapeError(f"{part} is on {tensor.device}, but the model is on {state.device}")
         check_finite(part, tensor)
+    state.likelihood.check_targets(y)
 
 
 def batch_source(
     data: Batch | Iterable[Batch], state: TrainingState, num_data: int | None
 ) -> BatchSource:
     """Make the source that suits ``data``: a pair of tensors, or an iterable of such pairs."""
-    pair = tensor_pair(data)
-    if pair is None:
-        if num_data is None:
-            parts = data if isinstance(data, tuple | list) and len(data) <= 4 else [data]
-            raise ConfigError(
-                "data must be a pair (x, y) of tensors, or an iterable of such pairs together "
-                "with num_data, its number of rows; got "
-                f"{', '.join(type(part).__name__ for part in parts)} without num_data"
-            )
-        return LoaderBatches(cast(Iterable[Batch], data), num_data, state.device)
-    x, y = pair
-    check_tensors("training", x, y, state.device)
-    config = state.config
-    source = TensorBatches(x, y, state.batch_shape, config.batch_size, config.seed, state.ranks)
-    if num_data is not None and num_data != source.num_data:
-        raise ConfigError(f"num_data is {num_data}, but the data has {source.num_data} rows")
-    return source
-
-
-def tensor_pair(data: Batch | Iterable[Batch]) -> Batch | None:
-    """Return ``data`` if it is a pair of tensors, else ``None``."""
     match data:
         case (Tensor() as x, Tensor() as y):
-            return x, y
-    return None
+            check_pair("training", x, y, state)
+            size, seed = state.config.batch_size, state.config.seed
+            source = TensorBatches(x, y, state.batch_shape, size, seed, state.ranks)
+            if num_data not in (None, source.num_data):
+                raise ConfigError(
+                    f"num_data is {num_data}, but the data has {source.num_data} rows"
+                )
+            return source
+    if num_data is None:
+        parts = data if isinstance(data, tuple | list) and len(data) <= 4 else [data]
+        raise ConfigError(
+            "data must be a pair (x, y) of tensors, or an iterable of such pairs together with "
+            "num_data, its number of rows; got "
+            f"{', '.join(type(part).__name__ for part in parts)} without num_data"
+        )
+    return LoaderBatches(data, num_data, state.device)
 
 
 def tensor_digest(x: Tensor) -> str:

@@ -23,7 +23,6 @@ from whvi.errors import ConfigError, ModelFileError
 from whvi.training.state import TrainingState
 
 _KEPT = 2
-_LOCK = "lock"
 
 
 @dataclass(frozen=True)
@@ -50,11 +49,7 @@ class CheckpointStore:
         self.folder = folder
 
     def save(self, step: int, tensors: dict[str, Tensor], metadata: dict[str, Any]) -> Path:
-        """Write the checkpoint of ``step`` and drop all but the newest two.
-
-        Raises:
-            ModelFileError: The disk is full or read-only; earlier checkpoints are untouched.
-        """
+        """Write the checkpoint of ``step`` and drop all but the newest two."""
         path = self.folder / f"step-{step:012d}.safetensors"
         try:
             with atomic_write(path) as stream:
@@ -90,15 +85,11 @@ class CheckpointStore:
 
 @contextlib.contextmanager
 def open_store(folder: str | os.PathLike[str]) -> Iterator[CheckpointStore]:
-    """Lock ``folder``, creating it if need be, and clear what a killed run left half written.
-
-    Raises:
-        ModelFileError: The folder cannot be written, or another process is using it.
-    """
+    """Lock ``folder``, creating it if need be, and clear what a killed run left half written."""
     path = Path(folder)
     try:
         path.mkdir(parents=True, exist_ok=True)
-        handle = (path / _LOCK).open("a+b")
+        handle = (path / "lock").open("a+b")
     except OSError as error:
         raise ModelFileError(
             f"cannot use {path} for checkpoints: {error.strerror or error}"
@@ -131,10 +122,7 @@ def _lock(handle: BinaryIO, folder: Path) -> None:
 
 
 def check_same_run(saved: dict[str, Any], current: dict[str, Any]) -> None:
-    """Refuse to go on with another configuration, data set or model, naming the first difference.
-
-    Both arguments are fingerprints: ``{"config": {field: value}, "data": {...}, ...}``.
-    """
+    """Refuse another fingerprint ``{"config": {field: value}, …}``, naming the first difference."""
     for part in sorted(saved.keys() | current.keys()):
         before, now = saved.get(part, {}), current.get(part, {})
         for field in sorted(before.keys() | now.keys()):

@@ -15,6 +15,7 @@ hook. ``FitConfig(compiled=False)`` always runs the layers.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any, cast, final
 
@@ -28,7 +29,7 @@ from whvi._kernel.kl import add_kl_gradients, kl_forward
 from whvi._kernel.noise import normal_from_seed
 from whvi._kernel.product import PreparedProduct, prepare, product_backward, product_forward
 from whvi.layers.linear import MeanFieldLinear, WHVILinear
-from whvi.layers.matrix import DenseGaussianMatrix, RandomMatrix
+from whvi.layers.matrix import DenseGaussianMatrix
 from whvi.layers.sines import Sine, Tile
 from whvi.layers.structured import StructuredMatrix
 from whvi.posteriors import DiagonalGaussian
@@ -38,7 +39,9 @@ from whvi.sampling import LocalReparameterization
 Kept = tuple[Any, ...]
 Gradients = list[Tensor | None]  # of the input, then of the parameters of a link
 
-_LINEAR = (WHVILinear, MeanFieldLinear)
+# exact types: a subclass or a parametrization may do anything
+_MATRICES: dict[type, type] = {WHVILinear: StructuredMatrix, MeanFieldLinear: DenseGaussianMatrix}
+_DISTRIBUTIONS = (DiagonalGaussian, EmpiricalBayesPrior, FixedPrior)
 
 
 def compile_model(model: nn.Module) -> CompiledModel | None:
@@ -48,81 +51,53 @@ def compile_model(model: nn.Module) -> CompiledModel | None:
 
 def why_not_compiled(model: nn.Module) -> str | None:
     """Return why ``model`` has to run by its layers; ``None`` if it can be compiled."""
-    if backend.kernel is None:
-        return f"the compiled kernel is off: {backend.reason}"
-    if type(model) is not nn.Sequential or not len(model):
-        return f"only a plain nn.Sequential with modules is compiled, not {type(model).__name__}"
-    if any(_GLOBAL_HOOKS):
-        return "there are hooks on all modules"
+    return next((reason for applies, reason in _obstacles(model) if applies), None)
+
+
+def _hooks(owner: object, prefix: str = "") -> list[dict[int, Any]]:
+    kinds = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    return [getattr(owner, prefix + kind) for kind in kinds]
+
+
+def _obstacles(model: Any) -> Iterator[tuple[bool, str]]:
+    """Yield conditions and reasons; each relies on those before it not being met."""
+    yield backend.kernel is None, f"the compiled kernel is off: {backend.reason}"
+    plain = type(model) is nn.Sequential and len(model) > 0
+    yield not plain, f"only a plain nn.Sequential with modules is compiled, not {_kind(model)}"
+    yield any(_hooks(nn_module, "_global")), "there are hooks on all modules"
     for name, module in model.named_modules():
-        if any(_hooks(module)):
-            return f"module {name!r} has hooks"
-        if "forward" in vars(module) or module._compiled_call_impl is not None:
-            return f"module {name!r} has a forward of its own"
+        yield any(_hooks(module)), f"module {name!r} has hooks"
+        replaced = "forward" in vars(module) or module._compiled_call_impl is not None
+        yield replaced, f"module {name!r} has a forward of its own"
     modules = list(model)[type(model[0]) is Tile :]
     for module in modules:
-        if reason := _why_no_link(module):
-            return f"{type(module).__name__} {reason}"
-    return _why_no_chain(modules) or _why_no_memory(CompiledModel(model).parameters)
-
-
-_GLOBAL_HOOKS = [
-    nn_module._global_forward_hooks,
-    nn_module._global_forward_pre_hooks,
-    nn_module._global_backward_hooks,
-    nn_module._global_backward_pre_hooks,
-]
-
-
-def _hooks(module: nn.Module) -> list[dict[int, Any]]:
-    forward = [module._forward_hooks, module._forward_pre_hooks]
-    return [*forward, module._backward_hooks, module._backward_pre_hooks]
-
-
-def _why_no_link(module: nn.Module) -> str | None:
-    """Look at one module; exact types, because a subclass or a parametrization may do anything."""
-    if type(module) in (nn.ReLU, Sine):
-        return None
-    if type(module) not in _LINEAR:
-        return "is not among the modules that can be compiled"
-    layer = cast(WHVILinear | MeanFieldLinear, module)
-    matrix: RandomMatrix = layer.matrix
-    known = (StructuredMatrix, DenseGaussianMatrix)
-    if type(matrix) not in known or layer.bias_posterior is not None:
-        return "has a weight or a bias that is not compiled"
-    if isinstance(matrix, StructuredMatrix) and matrix.plan.is_column:
-        return "with one input or output is not compiled"
-    if type(matrix.posterior) is not DiagonalGaussian:
-        return f"with a {type(matrix.posterior).__name__} is not compiled"
-    if type(matrix.prior) not in (EmpiricalBayesPrior, FixedPrior):
-        return f"with a {type(matrix.prior).__name__} is not compiled"
-    return None
-
-
-def _why_no_chain(modules: list[nn.Module]) -> str | None:
-    """Look at how modules follow one another; misfits are left to the layers to refuse."""
-    layers = [module for module in modules if isinstance(module, _LINEAR)]
+        yield type(module) not in _LINKS, f"{_kind(module)} is not among the compiled modules"
+    layers = [module for module in modules if type(module) in _MATRICES]
+    for layer in layers:
+        yield layer.bias_posterior is not None, "a random bias is not compiled"
+        matrix, expected = layer.matrix, _MATRICES[type(layer)]
+        yield type(matrix) is not expected, f"{_kind(layer)} of {_kind(matrix)} is not compiled"
+        for part in (matrix.posterior, matrix.prior):
+            yield type(part) not in _DISTRIBUTIONS, f"{_kind(part)} is not compiled"
+        is_column = type(layer) is WHVILinear and matrix.plan.is_column
+        yield is_column, "WHVILinear with one input or output is not compiled"
     # an activation writes over what the layer before it gave, and over gradients from behind
-    if not layers or modules[0] is not layers[0] or modules[-1] is not layers[-1]:
-        return "the first and the last module must be linear layers"
-    if len(set(layers)) < len(layers):
-        return "a layer occurs twice"
-    for one, other in pairwise(layers):
-        if (one.out_features, one.batch_shape) != (other.in_features, other.batch_shape):
-            return "the sizes of its layers do not fit"
-    return None
-
-
-def _why_no_memory(given: list[nn.Parameter | None]) -> str | None:
-    parameters = [p for p in given if p is not None]
-    if len(set(parameters)) < len(parameters):
-        return "a parameter is used twice"
+    enclosed = layers and modules[0] is layers[0] and modules[-1] is layers[-1]
+    yield not enclosed, "the first and the last module must be linear layers"
+    yield len(set(layers)) < len(layers), "a layer occurs twice"
+    for one, other in pairwise(layers):  # left to the layers to refuse
+        fits = one.out_features == other.in_features and one.batch_shape == other.batch_shape
+        yield not fits, "the sizes of its layers do not fit"
+    parameters = [p for p in CompiledModel(model).parameters if p is not None]
+    yield len(set(parameters)) < len(parameters), "a parameter is used twice"
     for p in parameters:
-        if p._backward_hooks or p._post_accumulate_grad_hooks:
-            return "a parameter has hooks"
-        if not kernel_takes(p) or p.dtype is not parameters[0].dtype or not p.is_contiguous():
-            return "its parameters are not contiguous CPU tensors of one type, float32 or float64"
-    return None
+        yield bool(p._backward_hooks or p._post_accumulate_grad_hooks), "a parameter has hooks"
+        fits = kernel_takes(p) and p.dtype is parameters[0].dtype and p.is_contiguous()
+        yield not fits, "parameters must be contiguous, on the CPU, of one type, float32 or float64"
+
+
+def _kind(part: object) -> str:
+    return type(part).__name__
 
 
 @final

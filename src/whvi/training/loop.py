@@ -16,14 +16,7 @@ from whvi.errors import NumericalError
 from whvi.functions import draw_functions
 from whvi.layers.protocol import kl_per_layer
 from whvi.likelihoods import Likelihood
-from whvi.training.batches import (
-    Batch,
-    BatchSource,
-    batch_source,
-    check_tensors,
-    tensor_digest,
-    tensor_pair,
-)
+from whvi.training.batches import Batch, BatchSource, batch_source, check_pair, tensor_digest
 from whvi.training.checkpoint import Checkpoints, resumed
 from whvi.training.config import FitConfig, learning_rate, seeded_generator
 from whvi.training.distributed import broadcast_from_first, current_ranks
@@ -85,10 +78,7 @@ def fit(
     state = TrainingState(model, likelihood, config, current_ranks())
     source = batch_source(data, state, num_data)
     if validation is not None:
-        check_tensors("validation", *validation, state.device)
-    for pair in (tensor_pair(data), validation):
-        if pair is not None:
-            likelihood.check_targets(pair[1])
+        check_pair("validation", *validation, state)
     if state.ranks.world_size > 1:
         broadcast_from_first(state.changing().values())
     with contextlib.ExitStack() as stack:
@@ -169,7 +159,7 @@ def _record(
 def _score(state: TrainingState, x: Tensor, y: Tensor) -> Value:
     """Score the weights that the fit would end with now; keep the best."""
     model, likelihood, seed = state.bare, state.likelihood, state.config.seed
-    with state.averaged_weights(), _mode(model, training=False):
+    with state.average or contextlib.nullcontext(), _mode(model, training=False):
         score = log_predictive_density(model, likelihood, x, y, seed=seed)
         check_finite_tensors("the score", [("the validation data", score)], state.step)
         if state.best is not None:

@@ -22,11 +22,7 @@ from whvi.training.history import History
 class TrainingState:
     """Weights, Adam's moments, averages, best weights, noise generator, step and history.
 
-    Args:
-        model: As the user gave it, perhaps wrapped in ``DistributedDataParallel``.
-        likelihood: Its parameters are trained along.
-        config: Options of the fit.
-        ranks: Each rank draws its own noise.
+    ``model`` may be wrapped in ``DistributedDataParallel``. Each rank draws its own noise.
     """
 
     def __init__(
@@ -69,10 +65,6 @@ class TrainingState:
     def check_finite(self) -> None:
         """Refuse weights that are not finite, naming the first."""
         check_finite_tensors("the value", self.weights().items(), self.step)
-
-    def averaged_weights(self) -> contextlib.AbstractContextManager[object]:
-        """Let the model have its averaged weights, if there are such, inside the block."""
-        return contextlib.nullcontext() if self.average is None else self.average
 
     def conclude(self) -> None:
         """Leave the model with the weights to use: the best, else the average, else the last."""
@@ -161,10 +153,9 @@ class WeightAverage(contextlib.AbstractContextManager["WeightAverage"]):
 
     def swap(self) -> None:
         """Exchange average and weights; a second call undoes the first."""
-        weights = Copies(self.copies.tensors)
+        weights = [parameter.detach().clone() for parameter in self._parameters]
         self.copies.restore()
-        for average, weight in zip(self._averages, weights.values.values(), strict=True):
-            average.copy_(weight)
+        torch._foreach_copy_(self._averages, weights)
 
     def __enter__(self) -> WeightAverage:
         self.swap()
@@ -178,10 +169,8 @@ class WeightAverage(contextlib.AbstractContextManager["WeightAverage"]):
 class BestWeights:
     """The best weights of each replica on validation data, and which replicas are finished.
 
-    Args:
-        tensors: Parameters and buffers by name; those that lead with ``batch_shape`` are kept.
-        batch_shape: Replicas of the model.
-        patience: Evaluations without improvement after which a replica is finished.
+    Of ``tensors``, parameters and buffers, those that lead with ``batch_shape`` are kept. A replica
+    is finished after ``patience`` evaluations without improvement.
     """
 
     def __init__(

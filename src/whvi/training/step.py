@@ -61,12 +61,7 @@ class NoiseHold(contextlib.AbstractContextManager["NoiseHold"]):
 
 @final
 class Stepper:
-    """Takes steps of Adam on ``−ELBO / N``, summed over the replicas.
-
-    Args:
-        state: Moves by one step per call of :meth:`descend`.
-        num_data: ``N``.
-    """
+    """Takes steps of Adam on ``−ELBO / N``, ``N = num_data``, summed over the replicas."""
 
     def __init__(self, state: TrainingState, num_data: int) -> None:
         self._state, self._num_data = state, num_data
