@@ -16,9 +16,10 @@ from tests.training.doubles import (
     tiny_net,
     weights_of,
 )
+from whvi.errors import ConfigError
 from whvi.training import fit
 from whvi.training.checkpoint import CheckpointStore
-from whvi.training.process import deferred_interrupts
+from whvi.training.process import deferred_interrupts, limited_threads
 
 
 @pytest.fixture(autouse=True)
@@ -77,6 +78,23 @@ def test_an_ignored_signal_stays_ignored():
     with deferred_interrupts() as interrupts:
         os.kill(os.getpid(), signal.SIGINT)
         assert interrupts.received is None
+
+
+def test_threads_are_limited_and_come_back_after_an_exception():
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        with limited_threads(2):
+            assert torch.get_num_threads() == 2
+            with limited_threads(8):  # never more than outside
+                assert torch.get_num_threads() == 2
+        with pytest.raises(RuntimeError), limited_threads(1):
+            raise RuntimeError
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)
+    with pytest.raises(ConfigError, match="num_threads"):
+        limited_threads(0).__enter__()
 
 
 def test_a_fit_changes_no_thread_settings(monkeypatch):

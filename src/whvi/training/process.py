@@ -1,7 +1,7 @@
-"""What belongs to the whole process: signals and freed memory.
+"""What belongs to the whole process: signals, threads and freed memory.
 
-:func:`whvi.fit` only defers signals. Memory is for programs that own their process to set: the
-estimators, the command line, benchmarks.
+:func:`whvi.fit` only defers signals. Threads and memory are for programs that own their process to
+set: the estimators, the command line, benchmarks.
 """
 
 from __future__ import annotations
@@ -14,6 +14,10 @@ import threading
 from collections.abc import Iterator
 from types import FrameType
 from typing import NoReturn, final
+
+import torch
+
+from whvi._checks import check_positive_int
 
 _CAUGHT = (signal.SIGINT, signal.SIGTERM)
 _M_TRIM_THRESHOLD = -1
@@ -63,6 +67,21 @@ def deferred_interrupts() -> Iterator[Interrupts]:
     finally:
         for number, handler in former.items():
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
+
+
+@contextlib.contextmanager
+def limited_threads(num_threads: int) -> Iterator[None]:
+    """Let torch and the kernel use at most ``num_threads`` threads inside the block.
+
+    Never more than before it, and as many as before it afterwards.
+    """
+    check_positive_int("num_threads", num_threads)
+    former = torch.get_num_threads()
+    torch.set_num_threads(min(num_threads, former))
+    try:
+        yield
+    finally:
+        torch.set_num_threads(former)
 
 
 def keep_freed_memory() -> bool:
