@@ -231,8 +231,7 @@ class WHVIEstimator(SavedModel, BaseEstimator):  # type: ignore[misc]  # scikit-
         always have the same distribution. It takes ``num_draws`` numbers per row and output; the
         other methods keep only their results and work on any number of rows.
         """
-        table = self._checked(X)
-        return self._predictor.predict(table)
+        return self._predictor.predict(self._checked(X))
 
     # Files -------------------------------------------------------------------------------------
 

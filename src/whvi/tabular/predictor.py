@@ -67,8 +67,7 @@ class Architecture:
 
     Attributes:
         in_features: Encoded columns.
-        hidden: Widths of the hidden layers.
-        features: As in :func:`whvi.tabular.networks.build_network`.
+        hidden, features: As in :func:`whvi.tabular.networks.build_network`.
         members: Networks of the ensemble.
         posterior: Of the structured layers.
         likelihood: One of the names for regression, or ``"labels"``.
@@ -183,12 +182,7 @@ def draw_layers(
 
 @final
 class Functions:
-    """The fixed functions of an ensemble.
-
-    Args:
-        features: As in :func:`whvi.tabular.networks.build_network`.
-        layers: Their draws, from the first layer to the last.
-    """
+    """The fixed functions of an ensemble: draws of its layers, from the first to the last."""
 
     def __init__(self, features: str, layers: tuple[Draws, ...]) -> None:
         self.features, self.layers = features, layers
