@@ -1,3 +1,5 @@
+from dataclasses import asdict
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -54,4 +56,4 @@ def test_missing_values_are_refused_with_row_and_column(value):
 def test_a_schema_survives_plain_values():
     table, _ = mixed_table()
     schema = learn(table)
-    assert TableSchema.from_dict(schema.as_dict()) == schema
+    assert TableSchema.from_dict(asdict(schema)) == schema

@@ -93,22 +93,23 @@ def fit(
     encoding: Encoding = "utf-8",
 ) -> None:
     """Fit a model to a table and write it to a file."""
-    from whvi.cli.commands import FitOptions, TableOptions, fit_table
+    from whvi.cli.commands import TableOptions, fit_table
 
-    options = FitOptions(
+    fit_table(
+        table,
+        output,
+        TableOptions(separator, decimal, encoding, quiet=quiet),
         target=target,
         task=task,
         likelihood=likelihood,
-        members=members,
         hidden=hidden,
-        steps=steps,
-        drop=tuple(drop or ()),
-        impute=impute,
-        seed=seed,
+        drop=drop or [],
         checkpoint=checkpoint,
+        n_members=members,
+        max_iter=steps,
+        imputer="median" if impute else None,
+        random_state=seed,
     )
-    reading = TableOptions(separator, decimal, encoding, quiet=quiet)
-    fit_table(table, output, options, reading)
 
 
 @app.command()
@@ -131,7 +132,7 @@ def predict(
     from whvi.cli.commands import TableOptions, predict_table
 
     options = TableOptions(separator, decimal, encoding, quiet=quiet)
-    predict_table(model, table, output, options, level=level, keep=tuple(keep or ()))
+    predict_table(model, table, output, options, level=level, keep=keep or [])
 
 
 @app.command()
@@ -219,7 +220,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def fail(message: str) -> int:
-    """Say in one line what is wrong, and return the exit code."""
+    """Print the error in one line, and return the exit code."""
     print(f"error: {' '.join(message.split())}", file=sys.stderr)
     return WRONG_CALL
 

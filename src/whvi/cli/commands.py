@@ -18,6 +18,7 @@ import torch
 
 from whvi._files import atomic_write
 from whvi.errors import ConfigError, DataError, MissingDependencyError
+from whvi.tabular.inputs import place
 from whvi.tabular.modelfile import load_predictor
 from whvi.tabular.reading import (
     check_categories,
@@ -78,39 +79,44 @@ class TableOptions:
             raise DataError(f"{name}: {error}") from error
 
 
-@dataclass(frozen=True)
-class FitOptions:
-    """What ``whvi fit`` was asked for."""
-
-    target: str
-    task: str = "auto"
-    likelihood: str = "auto"
-    members: int | None = None
-    hidden: str | None = None
-    steps: int | None = None
-    drop: tuple[str, ...] = ()
-    impute: bool = False
-    seed: int = 0
-    checkpoint: str | None = None
-
-
 # fit -------------------------------------------------------------------------------------------
 
 
-def fit_table(source: str, output: str, options: FitOptions, table: TableOptions) -> None:
-    """Read, fit, write; progress and a summary go to stderr."""
+def fit_table(
+    source: str,
+    output: str,
+    options: TableOptions,
+    *,
+    target: str,
+    task: str,
+    likelihood: str,
+    hidden: str | None,
+    drop: list[str],
+    checkpoint: str | None,
+    **parameters: Any,
+) -> None:
+    """Read, fit, write; progress and a summary go to stderr.
+
+    ``parameters`` are those that both estimators have.
+    """
+    from whvi.tabular import WHVIClassifier, WHVIRegressor
+
     if output == STREAM:
         raise ConfigError("a model is a file: name it with -o, such as -o model.whvi")
     check_output(output, [source])
-    hidden = _widths(options.hidden)
-    frame = table.read(source)
-    is_classifier = _is_classification(frame, options, table)
-    x = _training_columns(frame, options.target, options.drop)
-    y = labels_of(frame, options.target) if is_classifier else numbers_of(frame, options.target)
-    model = _estimator(options, hidden, is_classifier, verbose=not table.quiet)
-    model.fit(x, pd.Series(y, name=options.target), checkpoint=options.checkpoint)
+    parameters |= {"hidden_layer_sizes": _widths(hidden), "verbose": int(not options.quiet)}
+    frame = options.read(source)
+    require_column(frame, target)
+    is_classifier = _is_classification(frame[target], task, likelihood, options)
+    x = _training_columns(frame, target, drop)
+    model: WHVIClassifier | WHVIRegressor
+    if is_classifier:
+        y, model = labels_of(frame, target), WHVIClassifier(**parameters)
+    else:
+        y, model = numbers_of(frame, target), WHVIRegressor(likelihood=likelihood, **parameters)
+    model.fit(x, pd.Series(y, name=target), checkpoint=checkpoint)
     model.save(output)
-    if not table.quiet:
+    if not options.quiet:
         print(_summary(model, output), file=sys.stderr)
 
 
@@ -127,27 +133,27 @@ def _widths(text: str | None) -> tuple[int, ...] | None:
     return widths
 
 
-def _is_classification(frame: pd.DataFrame, options: FitOptions, table: TableOptions) -> bool:
-    require_column(frame, options.target)
-    values, likelihood = frame[options.target], options.likelihood
+def _is_classification(
+    values: pd.Series, task: str, likelihood: str, options: TableOptions
+) -> bool:
     texts = values.dtype.kind not in "fiu"  # or booleans
-    is_classifier = texts if options.task == "auto" else options.task == "classification"
+    is_classifier = texts if task == "auto" else task == "classification"
     if is_classifier and likelihood != "auto":
         raise ConfigError(
-            f"--likelihood {likelihood} is for regressions, and the target {options.target!r} "
+            f"--likelihood {likelihood} is for regressions, and the target {values.name!r} "
             + ("holds texts, which are classes" if texts else "is to be classified")
         )
-    if options.task == "auto" and not texts:
+    if task == "auto" and not texts:
         different = values.nunique()
         if different <= _FEW_VALUES and len(values) > 5 * different:
-            table.note(
-                f"the target {options.target!r} holds only {different} different numbers; if they "
+            options.note(
+                f"the target {values.name!r} holds only {different} different numbers; if they "
                 "are classes, pass --task classification"
             )
     return is_classifier
 
 
-def _training_columns(frame: pd.DataFrame, target: str, drop: tuple[str, ...]) -> pd.DataFrame:
+def _training_columns(frame: pd.DataFrame, target: str, drop: list[str]) -> pd.DataFrame:
     """Return all columns but the target and those left out; texts must look like categories."""
     for name in drop:
         require_column(frame, name)
@@ -164,7 +170,6 @@ def _training_columns(frame: pd.DataFrame, target: str, drop: tuple[str, ...]) -
 
 def numbers_of(frame: pd.DataFrame, name: str) -> NDArray[np.float64]:
     """Return a column of finite numbers."""
-    require_column(frame, name)
     return numeric_columns(frame, [name])[:, 0]
 
 
@@ -178,31 +183,13 @@ def labels_of(frame: pd.DataFrame, name: str) -> NDArray[Any]:
         numbers = numbers_of(frame, name)
         whole = numbers.astype(np.int64) if np.abs(numbers).max() < 2**53 else numbers
         return whole if (whole == numbers).all() else numbers
-    if values.isna().any():
-        first = values.index[int(values.isna().to_numpy().argmax())]
+    missing = values.isna().to_numpy()
+    if missing.any():
         raise DataError(
-            f"column {name!r} holds {values.isna().sum()} missing values (first in "
-            f"{values.index.name} {first}); drop these rows"
+            f"column {name!r} holds {missing.sum()} missing values (first in "
+            f"{place(values, int(missing.argmax()))}); drop these rows"
         )
     return np.asarray(values, dtype=object)
-
-
-def _estimator(
-    options: FitOptions, hidden: tuple[int, ...] | None, is_classifier: bool, *, verbose: bool
-) -> Any:
-    from whvi.tabular import WHVIClassifier, WHVIRegressor
-
-    shared: dict[str, Any] = {
-        "hidden_layer_sizes": hidden,
-        "n_members": options.members,
-        "max_iter": options.steps,
-        "imputer": "median" if options.impute else None,
-        "random_state": options.seed,
-        "verbose": int(verbose),
-    }
-    if is_classifier:
-        return WHVIClassifier(**shared)
-    return WHVIRegressor(likelihood=options.likelihood, **shared)
 
 
 def _summary(model: Any, output: str) -> str:
@@ -228,7 +215,7 @@ def predict_table(
     options: TableOptions,
     *,
     level: float,
-    keep: tuple[str, ...],
+    keep: list[str],
 ) -> None:
     """Read, predict, write."""
     check_level(level)
@@ -245,7 +232,7 @@ def predict_table(
     x = model_columns(frame, predictor.schema, options)
     found = _moments(predictor, x, level) if classes is None else _class_columns(predictor, x)
     predictions = pd.DataFrame(dict(zip(names, found, strict=True)), index=frame.index)
-    _write(output, pd.concat([frame[list(keep)], predictions], axis=1))
+    _write(output, pd.concat([frame[keep], predictions], axis=1))
 
 
 def _moments(predictor: Predictor, x: pd.DataFrame, level: float) -> list[np.ndarray]:

@@ -33,10 +33,7 @@ def load_model(
     """
     content = read_model_file(path)
     name = content.document.get("estimator")
-    if name == WHVIRegressor.__name__:
-        return WHVIRegressor.from_content(content)
-    if name == WHVIClassifier.__name__:
-        return WHVIClassifier.from_content(content)
-    if name == WHVIGPRegressor.__name__:
-        return WHVIGPRegressor.from_content(content)
+    for estimator in (WHVIRegressor, WHVIClassifier, WHVIGPRegressor):
+        if name == estimator.__name__:
+            return estimator.from_content(content)
     raise ModelFileError(f"{path} holds an unknown estimator: {name!r:.80}")

@@ -7,7 +7,7 @@ import os
 import time
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import KW_ONLY, asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -27,10 +27,10 @@ from whvi.predictive import Predictive
 from whvi.tabular.calibration import calibrate
 from whvi.tabular.inputs import Kind, Standardizer, TableSchema
 from whvi.tabular.modelfile import ModelFile, SavedModel, load_tensors, predictor_of
-from whvi.tabular.predictor import Architecture, Functions, Predictor, threads_for
+from whvi.tabular.predictor import Architecture, Functions, Predictor
 from whvi.tabular.training import FEW_ROWS, Plan, Session, Trained, plan_for, train_ensemble
 from whvi.training.history import History, StepRecord
-from whvi.training.process import keep_freed_memory
+from whvi.training.process import keep_freed_memory, limited_threads
 
 _MIN_NLL_GAIN = 0.05
 """Nats per held-out row by which a later candidate must win: a second head costs the first one."""
@@ -67,20 +67,22 @@ class _Candidate(NamedTuple):
     noise_factor: float
 
 
+@dataclass(eq=False, repr=False)
 class WHVIEstimator(SavedModel, BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
     """A Bayesian ensemble behind scikit-learn's interface; see its two subclasses."""
 
-    hidden_layer_sizes: int | Sequence[int] | None
-    posterior: str
-    n_members: int | None
-    max_iter: int | None
-    beta: float | None
-    validation_fraction: float | None
-    imputer: str | None
-    num_draws: int
-    random_state: Any
-    device: str
-    verbose: int
+    hidden_layer_sizes: int | Sequence[int] | None = None
+    _: KW_ONLY
+    posterior: str = "diagonal"
+    n_members: int | None = None
+    max_iter: int | None = None
+    beta: float | None = None
+    validation_fraction: float | None = None
+    imputer: str | None = None
+    num_draws: int = 64
+    random_state: Any = None
+    device: str = "cpu"
+    verbose: int = 0
 
     # Fitting -----------------------------------------------------------------------------------
 
@@ -134,7 +136,7 @@ class WHVIEstimator(SavedModel, BaseEstimator):  # type: ignore[misc]  # scikit-
         folder = None if checkpoint is None else Path(checkpoint)
         session = Session(folder, tuple(callbacks), self.verbose > 0)
         x = scaling.network_inputs(encoded, self.device)
-        with threads_for(0 if len(x) < FEW_ROWS else 1 << 62):
+        with limited_threads(1 if len(x) < FEW_ROWS else torch.get_num_threads()):
             best = self._best_candidate(x, targets, plan, session)
         likelihood = best.trained.likelihood.double()
         if targets.scaling is not None:
@@ -229,8 +231,7 @@ class WHVIEstimator(SavedModel, BaseEstimator):  # type: ignore[misc]  # scikit-
         always have the same distribution. It takes ``num_draws`` numbers per row and output; the
         other methods keep only their results and work on any number of rows.
         """
-        table = self._checked(X)
-        return self._predictor.predict(table)
+        return self._predictor.predict(self._checked(X))
 
     # Files -------------------------------------------------------------------------------------
 

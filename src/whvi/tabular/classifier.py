@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, final
 
 import numpy as np
@@ -30,33 +29,6 @@ class WHVIClassifier(ClassifierMixin, WHVIEstimator):  # type: ignore[misc]  # n
     on held-out rows found. ``predict_dist(X)`` also tells epistemic from aleatoric uncertainty:
     ``.entropy()`` and ``.mutual_information()``.
     """
-
-    def __init__(
-        self,
-        hidden_layer_sizes: int | Sequence[int] | None = None,
-        *,
-        posterior: str = "diagonal",
-        n_members: int | None = None,
-        max_iter: int | None = None,
-        beta: float | None = None,
-        validation_fraction: float | None = None,
-        imputer: str | None = None,
-        num_draws: int = 64,
-        random_state: Any = None,
-        device: str = "cpu",
-        verbose: int = 0,
-    ) -> None:
-        self.hidden_layer_sizes = hidden_layer_sizes
-        self.posterior = posterior
-        self.n_members = n_members
-        self.max_iter = max_iter
-        self.beta = beta
-        self.validation_fraction = validation_fraction
-        self.imputer = imputer
-        self.num_draws = num_draws
-        self.random_state = random_state
-        self.device = device
-        self.verbose = verbose
 
     def _candidates(self, num_rows: int) -> tuple[str, ...]:
         return ("labels",)

@@ -9,7 +9,7 @@ columns, missing values are filled if asked for, and all columns are standardise
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, final, get_args
 
 import numpy as np
@@ -153,13 +153,9 @@ class TableSchema:
                     found[column.name] = new
         return found
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return plain values, ready for JSON."""
-        return asdict(self)
-
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> TableSchema:
-        """Rebuild a schema from :meth:`as_dict`."""
+        """Rebuild a schema from :func:`dataclasses.asdict`."""
         columns = []
         for entry in values["columns"]:
             known = entry["categories"]

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import os
 import platform
-import stat
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from importlib.metadata import version
@@ -95,12 +94,10 @@ def read_model_file(path: str | os.PathLike[str]) -> ModelFile:
         ModelFileError: It does not exist, is damaged, is no model file, or of another version.
     """
     source = Path(path)
+    if os.path.exists(source) and not os.path.isfile(source):
+        raise ModelFileError(f"{source} is not a regular file")
     try:
-        if not stat.S_ISREG(source.stat().st_mode):
-            raise ModelFileError(f"{source} is not a regular file")
         payload = source.read_bytes()
-    except ModelFileError:
-        raise
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise ModelFileError(f"cannot read model file {source}: {reason}") from error
@@ -230,7 +227,8 @@ def predictor_of(content: ModelFile) -> Predictor:
     """
     tensors, document = content
     schema = TableSchema.from_dict(document["schema"])
-    architecture = Architecture.from_dict(document["architecture"])
+    described = document["architecture"]
+    architecture = Architecture(**{**described, "hidden": tuple(described["hidden"])})
     classes = _classes(document["classes"], architecture)
     functions = _functions(tensors, architecture)
     width = sum(column.width for column in schema.columns)

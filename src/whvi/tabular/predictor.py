@@ -10,8 +10,7 @@ file holds these draws, so a prediction does not depend on a random number gener
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any, NamedTuple, final
@@ -42,6 +41,7 @@ from whvi.likelihoods import (
 from whvi.predictive import Predictive
 from whvi.tabular.inputs import Standardizer, TableSchema
 from whvi.tabular.networks import FEATURES, build_network
+from whvi.training.process import limited_threads
 
 _LIKELIHOODS: dict[str, Callable[..., Likelihood]] = {
     "gaussian": Gaussian,
@@ -56,7 +56,9 @@ _ROWWISE_OUTPUTS = 4  # up to here a dense layer sums row by row, as MeanFieldLi
 _VALUES_AT_ONCE = 1 << 19  # of a hidden layer in one pass: they stay in the cache
 _MOST_ROWS, _LEAST_ROWS = 64, 8  # of a pass; a power of two
 _BLOCK = 1 << 23  # function values per block of rows: bounds the memory of a prediction
-_WORTH_THREADS = 1 << 26  # values of a hidden layer from which on several threads are used
+# Values of a hidden layer from which on several threads are used: for less work they gain little
+# on an idle machine, and waiting for each other on a busy one costs many times the work itself.
+_WORTH_THREADS = 1 << 26
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,8 +67,7 @@ class Architecture:
 
     Attributes:
         in_features: Encoded columns.
-        hidden: Widths of the hidden layers.
-        features: As in :func:`whvi.tabular.networks.build_network`.
+        hidden, features: As in :func:`whvi.tabular.networks.build_network`.
         members: Networks of the ensemble.
         posterior: Of the structured layers.
         likelihood: One of the names for regression, or ``"labels"``.
@@ -118,15 +119,6 @@ class Architecture:
         if self.num_outputs <= 2:
             return Bernoulli(batch_shape=batch_shape)
         return Categorical(self.num_outputs, batch_shape=batch_shape)
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return plain values, ready for JSON."""
-        return {**asdict(self), "hidden": list(self.hidden)}
-
-    @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> Architecture:
-        """Rebuild it from :meth:`as_dict`."""
-        return cls(**{**values, "hidden": tuple(values["hidden"])})
 
 
 # Functions: S draws of R networks --------------------------------------------------------------
@@ -188,30 +180,9 @@ def draw_layers(
     return tuple(found)
 
 
-@contextlib.contextmanager
-def threads_for(values: int) -> Iterator[None]:
-    """Use one thread for work on few ``values``; the caller's number of threads comes back.
-
-    Threads that wait for each other at every small operation gain little on an idle machine, and
-    on a busy one they cost many times the work itself.
-    """
-    before = torch.get_num_threads()
-    if values < _WORTH_THREADS:
-        torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
 @final
 class Functions:
-    """The fixed functions of an ensemble.
-
-    Args:
-        features: As in :func:`whvi.tabular.networks.build_network`.
-        layers: Their draws, from the first layer to the last.
-    """
+    """The fixed functions of an ensemble: draws of its layers, from the first to the last."""
 
     def __init__(self, features: str, layers: tuple[Draws, ...]) -> None:
         self.features, self.layers = features, layers
@@ -256,30 +227,19 @@ class Functions:
 
 
 @final
+@dataclass(frozen=True, eq=False)
 class Predictor:
-    """Predicts the rows of tables.
+    """Predicts the rows of tables."""
 
-    Args:
-        schema: What the columns hold.
-        scaling: Of the encoded columns.
-        architecture: Of the networks.
-        functions: Their draws.
-        likelihood: Of R replicas, in the units of the targets; made float64 here.
-        classes: Labels in the order of the logits, ``None`` for a regression.
-    """
+    schema: TableSchema
+    scaling: Standardizer  # of the encoded columns
+    architecture: Architecture
+    functions: Functions
+    likelihood: Likelihood  # of R replicas, in the units of the targets
+    classes: NDArray[Any] | None = None  # in the order of the logits
 
-    def __init__(
-        self,
-        schema: TableSchema,
-        scaling: Standardizer,
-        architecture: Architecture,
-        functions: Functions,
-        likelihood: Likelihood,
-        classes: NDArray[Any] | None = None,
-    ) -> None:
-        self.schema, self.scaling, self.architecture = schema, scaling, architecture
-        self.functions, self.likelihood = functions, likelihood.double().requires_grad_(False)
-        self.classes = classes
+    def __post_init__(self) -> None:
+        self.likelihood.double().requires_grad_(False)
 
     def rows(self, table: pd.DataFrame) -> Tensor:
         """Return the inputs of the networks, ``(N, in)``."""
@@ -295,7 +255,8 @@ class Predictor:
         """
         x = self.rows(table)
         parts = []
-        with threads_for(len(x) * self.functions.width):
+        few = len(x) * self.functions.width < _WORTH_THREADS
+        with limited_threads(1 if few else torch.get_num_threads()):
             for block in x.split(self.functions.block_rows):
                 filled = F.pad(block, (0, 0, 0, -len(block) % _MOST_ROWS))
                 parts.append(of(self.functions(filled))[: len(block)])
@@ -340,8 +301,8 @@ class Predictor:
         """Return a description in plain values, ready for JSON."""
         labels = self.classes
         return {
-            "schema": self.schema.as_dict(),
-            "architecture": self.architecture.as_dict(),
+            "schema": asdict(self.schema),
+            "architecture": asdict(self.architecture),
             "classes": None
             if labels is None
             else {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, final
 
 import numpy as np
@@ -30,6 +31,7 @@ class ArrayInterval(NamedTuple):
 
 
 @final
+@dataclass(eq=False, repr=False)
 class WHVIRegressor(RegressorMixin, WHVIEstimator):  # type: ignore[misc]  # no types there
     """Bayesian regression by an ensemble of Walsh-Hadamard networks; no tuning needed.
 
@@ -72,34 +74,7 @@ class WHVIRegressor(RegressorMixin, WHVIEstimator):  # type: ignore[misc]  # no 
         >>> lower, upper = model.predict_interval(X[400:], level=0.9)
     """
 
-    def __init__(
-        self,
-        hidden_layer_sizes: int | Sequence[int] | None = None,
-        *,
-        posterior: str = "diagonal",
-        likelihood: str = "auto",
-        n_members: int | None = None,
-        max_iter: int | None = None,
-        beta: float | None = None,
-        validation_fraction: float | None = None,
-        imputer: str | None = None,
-        num_draws: int = 64,
-        random_state: Any = None,
-        device: str = "cpu",
-        verbose: int = 0,
-    ) -> None:
-        self.hidden_layer_sizes = hidden_layer_sizes
-        self.posterior = posterior
-        self.likelihood = likelihood
-        self.n_members = n_members
-        self.max_iter = max_iter
-        self.beta = beta
-        self.validation_fraction = validation_fraction
-        self.imputer = imputer
-        self.num_draws = num_draws
-        self.random_state = random_state
-        self.device = device
-        self.verbose = verbose
+    likelihood: str = field(default="auto", kw_only=True)
 
     def _candidates(self, num_rows: int) -> tuple[str, ...]:
         if self.likelihood == "auto":
@@ -136,8 +111,7 @@ class WHVIRegressor(RegressorMixin, WHVIEstimator):  # type: ignore[misc]  # no 
         return Targets(seen, rows.shape[1], names, scaling=scaling)
 
     def _evaluate(self, X: Any, of: Callable[[Predictive], Tensor]) -> NDArray[np.float64]:
-        table = self._checked(X)
-        return self._predictor.evaluate(table, of)
+        return self._predictor.evaluate(self._checked(X), of)
 
     def predict(self, X: Any, return_std: bool = False) -> Any:
         """Return the mean ``(N[, O])``, and if asked the standard deviation, noise included."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,13 +55,12 @@ class Plan:
 
     def fit_config(self, seed: int, *, factor: float = 1.0) -> FitConfig:
         """Return the options of :func:`whvi.fit`; ``factor`` lowers the learning rate."""
-        every = max(1, self.steps // 20)
         return FitConfig(
             num_steps=self.steps,
             batch_size=self.batch,
             learning_rate=factor * self.learning_rate,
             beta=self.beta,
-            eval_every=every,
+            eval_every=max(1, self.steps // 20),
             patience=8 if self.validation_fraction else None,
             record_every=max(1, self.steps // 100),
             seed=seed,
@@ -203,7 +201,6 @@ def train_ensemble(
         trained_by = likelihood
         if isinstance(likelihood, HeteroscedasticGaussian):
             trained_by = BalancedGradients(likelihood)
-        folder = session.within(f"rate-{factor:g}").checkpoint
         history = fit(
             model,
             trained_by,
@@ -211,7 +208,7 @@ def train_ensemble(
             config=plan.fit_config(seed, factor=factor),
             validation=held_out,
             callbacks=session.callbacks,
-            checkpoint=None if folder is None else os.fspath(folder),
+            checkpoint=session.within(f"rate-{factor:g}").checkpoint,
             progress=session.progress,
         )
         return Trained(architecture, model, likelihood, history, folds)
