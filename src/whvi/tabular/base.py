@@ -231,7 +231,8 @@ class WHVIEstimator(SavedModel, BaseEstimator):  # type: ignore[misc]  # scikit-
         always have the same distribution. It takes ``num_draws`` numbers per row and output; the
         other methods keep only their results and work on any number of rows.
         """
-        return self._predictor.predict(self._checked(X))
+        table = self._checked(X)
+        return self._predictor.predict(table)
 
     # Files -------------------------------------------------------------------------------------
 

@@ -111,7 +111,8 @@ class WHVIRegressor(RegressorMixin, WHVIEstimator):  # type: ignore[misc]  # no 
         return Targets(seen, rows.shape[1], names, scaling=scaling)
 
     def _evaluate(self, X: Any, of: Callable[[Predictive], Tensor]) -> NDArray[np.float64]:
-        return self._predictor.evaluate(self._checked(X), of)
+        table = self._checked(X)
+        return self._predictor.evaluate(table, of)
 
     def predict(self, X: Any, return_std: bool = False) -> Any:
         """Return the mean ``(N[, O])``, and if asked the standard deviation, noise included."""
