@@ -29,6 +29,7 @@ kernel = Extension(
             "tasks",
             "exponential",
             "gaussian",
+            "column",
         )
     ],
     define_macros=[("Py_LIMITED_API", "0x030A0000")],

@@ -12,6 +12,8 @@
 
 #include "gaussian.h"
 
+#include "column.h"
+
 #undef V
 #undef LOAD
 #undef STORE
@@ -21,12 +23,18 @@
 #undef DIFFERENCE
 #undef SCALED_SUM
 #undef SCALED_DIFFERENCE
+#undef SWAP_1
+#undef SIGNS_1
+#undef SWAP_2
+#undef SIGNS_2
+#undef SWAP_4
+#undef SIGNS_4
+#undef SWAP_8
+#undef SIGNS_8
 #undef LANE_1
 #undef LANE_2
 #undef LANE_4
 #undef LANE_8
-#undef LANE_LEVELS
-#undef ALL_LANES
 #undef BLOCK
 #undef LEAF
 #undef SHORT_ROWS_BLOCK

@@ -44,6 +44,8 @@
    CAT(CAT(reduce_task, type), ISA), CAT(CAT(scratch_entries, type), ISA),              \
    CAT(CAT(diagonal_kl, type), ISA), CAT(CAT(diagonal_kl_backward, type), ISA),         \
    CAT(CAT(dense_forward_task, type), ISA), CAT(CAT(dense_backward_task, type), ISA),   \
+   CAT(CAT(column_forward_task, type), ISA), CAT(CAT(column_backward_task, type), ISA), \
+   CAT(CAT(column_reduce, type), ISA),                                                  \
    sizeof(c_type), 32768 / sizeof(c_type), VECTOR_BYTES}
 #define STRING_(x) #x
 #define STRING(x) STRING_(x)

@@ -57,6 +57,18 @@ typedef struct {
   double least; /* of the variance of an output: keeps its root differentiable */
 } Dense;
 
+#define COLUMN_PIECE 16384 /* weights that are made at a time, unless a row of W is longer */
+
+/* A single output that takes its weights from vec(W) of one block, for each replica. */
+typedef struct {
+  int64_t replicas, rows, size, in_features;
+  const void *x, *s1, *c, *s2;
+  void *y; /* the output, or (backward) the gradient that came in */
+  void *grad_x, *grad_s1, *grad_c, *grad_s2;
+  void *partials; /* sums of a task: y, or the gradients of c and s2 */
+  int64_t chunk_rows, chunks; /* rows of W in a task, tasks of a replica */
+} Column;
+
 typedef struct {
   void (*rows)(const void *, void *, size_t, size_t, double, void *);
   void (*row_part)(const void *, void *, size_t, size_t);
@@ -70,6 +82,9 @@ typedef struct {
   void (*diagonal_kl_backward)(const void *, const void *, int64_t, double, double, void *, void *);
   void (*dense_forward_task)(const Dense *, int64_t, void *);
   void (*dense_backward_task)(const Dense *, int64_t, void *);
+  void (*column_forward_task)(const Column *, int64_t, void *);
+  void (*column_backward_task)(const Column *, int64_t, void *);
+  void (*column_reduce)(const Column *, int64_t, int64_t, int64_t, void *);
   size_t element_bytes, leaf, vector_bytes;
 } Routines;
 
@@ -493,6 +508,70 @@ static PyObject *py_dense_backward(PyObject *self, PyObject *const *args, Py_ssi
 }
 
 typedef struct {
+  const Column *column;
+  void (*task)(const Column *, int64_t, void *);
+} ColumnTeam;
+
+static void column_task(void *context, int64_t task, void *scratch) {
+  const ColumnTeam *team = context;
+  team->task(team->column, task, scratch);
+}
+
+#define COLUMN_CHUNKS 8 /* of a replica, at most */
+
+static int column(const Routines *f, Column *a, int backward, int64_t threads) {
+  const int64_t used = (a->in_features + a->size - 1) / a->size;
+  const int64_t piece = a->size < COLUMN_PIECE ? COLUMN_PIECE / a->size : 1;
+  a->chunk_rows = (used + COLUMN_CHUNKS - 1) / COLUMN_CHUNKS;
+  if (a->chunk_rows < piece) a->chunk_rows = piece;
+  a->chunks = (used + a->chunk_rows - 1) / a->chunk_rows;
+  const int64_t tasks = a->replicas * a->chunks, width = backward ? 2 * a->size : a->rows;
+  a->partials = malloc((size_t)(tasks * width) * f->element_bytes + 1);
+  if (!a->partials) return -1;
+  ColumnTeam team = {a, backward ? f->column_backward_task : f->column_forward_task};
+  if (a->replicas * (a->rows + 1) * a->in_features < SERIAL_ELEMENTS) threads = 1;
+  const int status = run_tasks(column_task, &team, tasks, (size_t)(piece * a->size) * f->element_bytes, threads);
+  if (!status && !backward) f->column_reduce(a, 0, width, width, a->y);
+  if (!status && backward) {
+    f->column_reduce(a, 0, a->size, width, a->grad_c);
+    f->column_reduce(a, a->size, a->size, width, a->grad_s2);
+  }
+  free(a->partials);
+  return status;
+}
+
+/* element_bytes, threads, replicas, rows, size, in_features, then pointers to x, s1, c, s2, y (or
+ * its gradient) and, backward, to the gradients of x (or 0), s1 (zeros), c and s2 */
+static PyObject *run_column(PyObject *const *args, Py_ssize_t count, int backward) {
+  int64_t v[15];
+  if (read_integers(args, count, backward ? 15 : 11, v)) return NULL;
+  Column a = {
+      .replicas = v[2], .rows = v[3], .size = v[4], .in_features = v[5],
+      .x = POINTER(v[6]), .s1 = POINTER(v[7]), .c = POINTER(v[8]), .s2 = POINTER(v[9]),
+      .y = POINTER(v[10]),
+  };
+  if (backward) {
+    a.grad_x = POINTER(v[11]), a.grad_s1 = POINTER(v[12]), a.grad_c = POINTER(v[13]);
+    a.grad_s2 = POINTER(v[14]);
+  }
+  int status;
+  Py_BEGIN_ALLOW_THREADS;
+  status = column(routines(v[0]), &a, backward, v[1]);
+  Py_END_ALLOW_THREADS;
+  return finish(status);
+}
+
+static PyObject *py_column_forward(PyObject *self, PyObject *const *args, Py_ssize_t count) {
+  (void)self;
+  return run_column(args, count, 0);
+}
+
+static PyObject *py_column_backward(PyObject *self, PyObject *const *args, Py_ssize_t count) {
+  (void)self;
+  return run_column(args, count, 1);
+}
+
+typedef struct {
   const Routines *f;
   uint64_t seed, first;
   int64_t total;
@@ -582,6 +661,8 @@ static PyMethodDef methods[] = {
     {"diagonal_kl_backward", FAST(py_diagonal_kl_backward), METH_FASTCALL, NULL},
     {"dense_forward", FAST(py_dense_forward), METH_FASTCALL, NULL},
     {"dense_backward", FAST(py_dense_backward), METH_FASTCALL, NULL},
+    {"column_forward", FAST(py_column_forward), METH_FASTCALL, NULL},
+    {"column_backward", FAST(py_column_backward), METH_FASTCALL, NULL},
     {"normals", FAST(py_normals), METH_FASTCALL, NULL},
     {"words", FAST(py_words), METH_FASTCALL, NULL},
     {"instruction_set", py_instruction_set, METH_NOARGS, NULL},

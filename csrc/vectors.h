@@ -50,52 +50,50 @@ typedef INTEGER_T NAME(index) __attribute__((vector_size(VECTOR_BYTES)));
 #define SCALED_DIFFERENCE(a, s, b) ((a) * (s) - (b))
 #endif
 
-/* Level h inside a vector: lane i becomes v[i & ~h] + v[i | h] or, where i has bit h,
- * v[i & ~h] - v[i | h]; that is swap(v) + sign * v. */
+/* SWAP_h exchanges lanes whose number differs in bit h; a level does the same with sums: lane i
+ * becomes v[i & ~h] + v[i | h] or, where i has bit h, v[i & ~h] - v[i | h]. */
 #if LANES == 16
-#define LANE_1(v) \
-  FMA(v, ((V){1, -1, 1, -1, 1, -1, 1, -1, 1, -1, 1, -1, 1, -1, 1, -1}), \
-      SHUFFLE(v, 1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14))
-#define LANE_2(v) \
-  FMA(v, ((V){1, 1, -1, -1, 1, 1, -1, -1, 1, 1, -1, -1, 1, 1, -1, -1}), \
-      SHUFFLE(v, 2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13))
-#define LANE_4(v) \
-  FMA(v, ((V){1, 1, 1, 1, -1, -1, -1, -1, 1, 1, 1, 1, -1, -1, -1, -1}), \
-      SHUFFLE(v, 4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11))
-#define LANE_8(v) \
-  FMA(v, ((V){1, 1, 1, 1, 1, 1, 1, 1, -1, -1, -1, -1, -1, -1, -1, -1}), \
-      SHUFFLE(v, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7))
-#define LANE_LEVELS 4
+#define SWAP_1(v) SHUFFLE(v, 1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14)
+#define SIGNS_1 ((V){1, -1, 1, -1, 1, -1, 1, -1, 1, -1, 1, -1, 1, -1, 1, -1})
+#define SWAP_2(v) SHUFFLE(v, 2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13)
+#define SIGNS_2 ((V){1, 1, -1, -1, 1, 1, -1, -1, 1, 1, -1, -1, 1, 1, -1, -1})
+#define SWAP_4(v) SHUFFLE(v, 4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11)
+#define SIGNS_4 ((V){1, 1, 1, 1, -1, -1, -1, -1, 1, 1, 1, 1, -1, -1, -1, -1})
+#define SWAP_8(v) SHUFFLE(v, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7)
+#define SIGNS_8 ((V){1, 1, 1, 1, 1, 1, 1, 1, -1, -1, -1, -1, -1, -1, -1, -1})
 #elif LANES == 8
-#define LANE_1(v) \
-  FMA(v, ((V){1, -1, 1, -1, 1, -1, 1, -1}), \
-      SHUFFLE(v, 1, 0, 3, 2, 5, 4, 7, 6))
-#define LANE_2(v) \
-  FMA(v, ((V){1, 1, -1, -1, 1, 1, -1, -1}), \
-      SHUFFLE(v, 2, 3, 0, 1, 6, 7, 4, 5))
-#define LANE_4(v) \
-  FMA(v, ((V){1, 1, 1, 1, -1, -1, -1, -1}), \
-      SHUFFLE(v, 4, 5, 6, 7, 0, 1, 2, 3))
-#define LANE_8(v) (v)
-#define LANE_LEVELS 3
+#define SWAP_1(v) SHUFFLE(v, 1, 0, 3, 2, 5, 4, 7, 6)
+#define SIGNS_1 ((V){1, -1, 1, -1, 1, -1, 1, -1})
+#define SWAP_2(v) SHUFFLE(v, 2, 3, 0, 1, 6, 7, 4, 5)
+#define SIGNS_2 ((V){1, 1, -1, -1, 1, 1, -1, -1})
+#define SWAP_4(v) SHUFFLE(v, 4, 5, 6, 7, 0, 1, 2, 3)
+#define SIGNS_4 ((V){1, 1, 1, 1, -1, -1, -1, -1})
 #elif LANES == 4
-#define LANE_1(v) \
-  FMA(v, ((V){1, -1, 1, -1}), \
-      SHUFFLE(v, 1, 0, 3, 2))
-#define LANE_2(v) \
-  FMA(v, ((V){1, 1, -1, -1}), \
-      SHUFFLE(v, 2, 3, 0, 1))
-#define LANE_4(v) (v)
-#define LANE_8(v) (v)
-#define LANE_LEVELS 2
+#define SWAP_1(v) SHUFFLE(v, 1, 0, 3, 2)
+#define SIGNS_1 ((V){1, -1, 1, -1})
+#define SWAP_2(v) SHUFFLE(v, 2, 3, 0, 1)
+#define SIGNS_2 ((V){1, 1, -1, -1})
 #elif LANES == 2
-#define LANE_1(v) \
-  FMA(v, ((V){1, -1}), \
-      SHUFFLE(v, 1, 0))
-#define LANE_2(v) (v)
-#define LANE_4(v) (v)
-#define LANE_8(v) (v)
-#define LANE_LEVELS 1
+#define SWAP_1(v) SHUFFLE(v, 1, 0)
+#define SIGNS_1 ((V){1, -1})
 #endif
 
-#define ALL_LANES(v) LANE_8(LANE_4(LANE_2(LANE_1(v))))
+#define LANE_1(v) FMA(v, SIGNS_1, SWAP_1(v))
+#if LANES > 2
+#define LANE_2(v) FMA(v, SIGNS_2, SWAP_2(v))
+#else
+#define SWAP_2(v) (v)
+#define LANE_2(v) (v)
+#endif
+#if LANES > 4
+#define LANE_4(v) FMA(v, SIGNS_4, SWAP_4(v))
+#else
+#define SWAP_4(v) (v)
+#define LANE_4(v) (v)
+#endif
+#if LANES > 8
+#define LANE_8(v) FMA(v, SIGNS_8, SWAP_8(v))
+#else
+#define SWAP_8(v) (v)
+#define LANE_8(v) (v)
+#endif

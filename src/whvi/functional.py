@@ -6,11 +6,10 @@ broadcast their operands' leading axes like any torch operation.
 
 from __future__ import annotations
 
-from functools import lru_cache
-
 import torch
 from torch import Tensor
 
+from whvi._kernel.column import xor_table
 from whvi._kernel.layout import broadcast_views
 from whvi._kernel.product import product
 from whvi.errors import ShapeError
@@ -67,7 +66,7 @@ def dense_matrix(s1: Tensor, g: Tensor, s2: Tensor) -> Tensor:
     broadcast_views(s1.shape, s1.shape, g.shape, s2.shape)  # refuses what does not fit
     size = g.shape[-1]
     c = fwht(g) * size**-0.5
-    entries: Tensor = c[..., _xor_table(size, g.device)]
+    entries: Tensor = c[..., xor_table(size, g.device)]
     return s1.unsqueeze(-1) * entries * s2.unsqueeze(-2)
 
 
@@ -82,14 +81,7 @@ def column_features(x: Tensor, s1: Tensor, s2: Tensor) -> Tensor:
         raise ShapeError(f"x must have shape (..., {size**2}), got {tuple(x.shape)}")
     square: Tensor = x.unflatten(-1, (size, size)) * s1.unsqueeze(-1) * s2.unsqueeze(-2)
     # entry (i, d) of the gathered square is X[i, i^d]: sum it over i
-    index = _xor_table(size, x.device).expand(square.shape)
+    index = xor_table(size, x.device).expand(square.shape)
     gathered: Tensor = square.gather(-1, index)
     features: Tensor = fwht(gathered.sum(-2)) * size**-0.5
     return features
-
-
-@lru_cache(maxsize=64)
-def _xor_table(size: int, device: torch.device) -> Tensor:
-    """``(D, D)`` table of ``i ^ j``."""
-    index = torch.arange(size, device=device)
-    return index.unsqueeze(1) ^ index

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from whvi._kernel.backend import backend, kernel
+from whvi._kernel.column import column_linear
 from whvi._kernel.dense import local_linear
 from whvi._kernel.kl import KLTerm, sum_of_kls
 from whvi._kernel.noise import normal_from_seed
@@ -152,10 +153,30 @@ def call_dense(rng: random.Random) -> None:
         check()
 
 
+def call_column(rng: random.Random) -> None:
+    dtype, replicas, rows = rng.choice(DTYPES), rng.randrange(1, 4), rng.randrange(1, 20)
+    size = 1 << rng.randrange(4, 8)
+    inputs = rng.randrange(1, size * size + 1)
+    x, vector, y = (replicas, rows, inputs), (replicas, size), (replicas, rows)
+    # as in run_column of kernel.c; the last four are gradients
+    arrays = [guarded(rng, s, dtype) for s in [x, *[vector] * 3, y, x, *[vector] * 3]]
+    for tensor, _ in arrays[:4]:
+        tensor.normal_()
+    arrays[6][0].zero_()
+    pointers = [tensor.data_ptr() for tensor, _ in arrays]
+    sizes = (dtype.itemsize, torch.get_num_threads(), replicas, rows, size, inputs)
+    kernel.column_forward(*sizes, *pointers[:5])
+    pointers[5] *= rng.random() < 0.5  # whether the gradient of x is wanted
+    kernel.column_backward(*sizes, *pointers)
+    for i, (tensor, check) in enumerate(arrays):
+        assert pointers[i] == 0 or tensor.isfinite().all()
+        check()
+
+
 def calls(num_calls: int, seed: int) -> None:
     rng = random.Random(seed)
     torch.manual_seed(seed)
-    others = [call_normals, call_words, call_kl, call_dense]
+    others = [call_normals, call_words, call_kl, call_dense, call_column]
     functions = [call_fwht] * 3 + [call_product] * 4 + others
     for index in range(num_calls):
         if index % 500 == 0:
@@ -191,6 +212,8 @@ def results(file: str) -> None:
             named = {"fwht": fwht(weight), "y": y}
             gradients = torch.autograd.grad(y, tensors, weight)
             named.update(zip(("x", "s1", "g", "s2"), gradients, strict=True))
+            if 4 <= bits <= 6:  # longer sums cancel
+                named["column"] = column_linear(weight.transpose(0, 1), *tensors[1:])
             if bits <= 7:  # beyond, sums by 2 or 16 lanes differ by more than 4 eps
                 named.update(small_jobs(tensors[1], tensors[2], weight[0]))
             for name, value in named.items():

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from whvi._kernel.column import SMALLEST_BLOCK, column_linear
 from whvi._kernel.layout import BlockPlan
 from whvi._kernel.product import block_linear, noisy_block_linear
 from whvi.errors import ShapeError
@@ -92,7 +93,9 @@ class StructuredMatrix(RandomMatrix):
         """Return ``W x + bias`` for ``g (*batch_shape, *some_inner, K·D)``."""
         if not self.plan.is_column:
             return block_linear(x, self.s1, g, self.s2, bias, self.plan)
-        if self.out_features == 1:
+        if self.out_features == 1 and self.plan.block_size >= SMALLEST_BLOCK:
+            y = column_linear(x, self.s1, g, self.s2).unsqueeze(-1)
+        elif self.out_features == 1:
             y = (self._column_features(x) * self._over(x, g)).sum(-1, keepdim=True)
         else:
             y = x * self._over(x, self.dense(g).squeeze(-1))
