@@ -303,9 +303,6 @@ class Predictive:
         means = self._components.mean()
         return (means - means.mean(self._axis, keepdim=True)).square().mean(self._axis)
 
-    def _cdf_at(self, x: Tensor) -> Tensor:
-        return self._components.cdf(x.unsqueeze(self._axis)).mean(self._axis)
-
     def _density_at(self, x: Tensor) -> Tensor:
         return self._components.log_prob(x.unsqueeze(self._axis)).exp().mean(self._axis)
 
@@ -315,8 +312,8 @@ class Predictive:
         lower = mean - std * math.sqrt((1 - q) / q)
         upper = mean + std * math.sqrt(q / (1 - q))
         if self._components.discrete:
-            return smallest_integer(self._cdf_at, q, lower.floor() - 1, upper.ceil())
-        return root(self._cdf_at, self._density_at, q, lower, upper)
+            return smallest_integer(self.cdf, q, lower.floor() - 1, upper.ceil())
+        return root(self.cdf, self._density_at, q, lower, upper)
 
 
 def _entropy(probs: Tensor) -> Tensor:
