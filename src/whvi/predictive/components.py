@@ -44,6 +44,10 @@ class Components(ABC):
         """Variance of each component."""
         self._refuse("variance; use entropy()")
 
+    def function_variance(self) -> Tensor | None:
+        """Part of the variance that is not noise, for components that are not single functions."""
+        return None
+
     def cdf(self, y: Tensor) -> Tensor:
         """Probability of at most ``y``."""
         self._refuse("cdf, quantiles or intervals; use probs")
@@ -63,6 +67,8 @@ class Components(ABC):
 
 @final
 class Gaussian(Components):
+    """Parameters loc, scale, and for components that are not single functions their spread."""
+
     name = "Gaussian"
 
     def mean(self) -> Tensor:
@@ -71,17 +77,20 @@ class Gaussian(Components):
     def variance(self) -> Tensor:
         return self.parameters[1].square()
 
+    def function_variance(self) -> Tensor | None:
+        return self.parameters[2].square() if len(self.parameters) == 3 else None
+
     def cdf(self, y: Tensor) -> Tensor:
-        loc, scale = self.parameters
+        loc, scale = self.parameters[:2]
         value: Tensor = torch.special.ndtr((y - loc) / scale)
         return value
 
     def log_prob(self, y: Tensor) -> Tensor:
-        loc, scale = self.parameters
+        loc, scale = self.parameters[:2]
         return -0.5 * (((y - loc) / scale).square() + _LOG_2PI) - scale.log()
 
     def sample(self, generator: torch.Generator | None) -> Tensor:
-        loc, scale = self.parameters
+        loc, scale = self.parameters[:2]
         noise = torch.randn(loc.shape, generator=generator, dtype=loc.dtype, device=loc.device)
         return loc + scale * noise
 
