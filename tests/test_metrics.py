@@ -116,7 +116,7 @@ def crps_by_quadrature(predictive: Predictive, y: float, row: int) -> float:
 def test_crps_of_gaussian_mixtures_equals_quadrature(spread: float) -> None:
     loc, scale = spread * RNG.normal(size=(5, 4)), RNG.uniform(0.5, 1.5, (5, 4))
     predictive, y = Predictive.gaussian(tensor(loc), tensor(scale)), np.array([0.0, 1, -4, 20])
-    ours = metrics._crps_gaussian(tensor(loc), tensor(scale), None, tensor(y))
+    ours = metrics._crps_gaussian(tensor(loc), tensor(scale), tensor(y))
     expected = [crps_by_quadrature(predictive, y[n], n) for n in range(4)]
     np.testing.assert_allclose(ours, expected, rtol=1e-6)
     np.testing.assert_allclose(metrics.crps(predictive, tensor(y)), np.mean(expected), rtol=1e-6)

@@ -96,11 +96,11 @@ def crps(predictive: Predictive, y: Tensor) -> Tensor:
     _check_same("predictive mean", predictive.mean, y)
     gaussian = predictive.gaussian_components()
     if gaussian is not None:
-        return _crps_gaussian(*gaussian, predictive.weights, y).mean()
+        return _crps_gaussian(*gaussian, y, predictive.weights).mean()
     return (_crps_sum if predictive.discrete else _crps_quadrature)(predictive, y).mean()
 
 
-def _crps_gaussian(loc: Tensor, scale: Tensor, weights: Tensor | None, y: Tensor) -> Tensor:
+def _crps_gaussian(loc: Tensor, scale: Tensor, y: Tensor, weights: Tensor | None = None) -> Tensor:
     r"""Return the CRPS of Gaussian mixtures (Grimit et al., 2006), per target.
 
     :math:`\sum_s w_s A(y - \mu_s, \sigma_s) - \tfrac12 \sum_{s,t} w_s w_t

@@ -26,9 +26,12 @@ from whvi.predictive.components import (
     Gaussian,
     Poisson,
     StudentT,
+    align_targets,
+    check_range,
+    root,
+    smallest_integer,
+    wide,
 )
-from whvi.predictive.numerics import root, smallest_integer
-from whvi.predictive.parameters import align_targets, check_range, wide
 
 _CHUNK_ELEMENTS = 1 << 19  # components × rows × outputs per chunk of quantiles: a few MB
 
