@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, final
 
 import torch
@@ -26,7 +27,8 @@ from whvi.posteriors import PlanarFlow, Posterior
 from whvi.sampling import MeanWeights, sampling
 from whvi.transforms import fwht
 
-Write = Callable[[nn.Parameter | None, Callable[[Tensor], Any]], None]
+Fill = Callable[[Tensor], Any]
+Write = Callable[[nn.Parameter | None, Fill], None]
 """``write(parameter, fill)`` calls ``fill(J of that parameter)`` if the parameter is asked for."""
 
 
@@ -53,7 +55,7 @@ class Elementwise(Link):
         y = self.module(x)
         return y, self.slope(x, y)
 
-    def backward(self, kept: Any, grad: Tensor, write: Write) -> Tensor:
+    def backward(self, kept: Tensor, grad: Tensor, write: Write) -> Tensor:
         return grad * kept
 
 
@@ -69,7 +71,8 @@ class Copies(Link):
 
     def backward(self, kept: Any, grad: Tensor, write: Write) -> Tensor:
         missing = -grad.shape[-1] % kept
-        return functional.pad(grad, (0, missing)).unflatten(-1, (-1, kept)).sum(-2)
+        copies: Tensor = functional.pad(grad, (0, missing)).unflatten(-1, (-1, kept))
+        return copies.sum(-2)
 
 
 @final
@@ -105,7 +108,8 @@ class Blocks(Link):
         write(matrix.s1, lambda J: torch.mul(grad, t, out=self._blocks(J)))
         write(matrix.posterior.loc, lambda J: torch.mul(v, u, out=self._blocks(J)))
         write(matrix.s2, lambda J: torch.mul(w, x, out=self._blocks(J)))
-        return (w * self.s2).sum(-2)[..., : self.plan.in_features]
+        inputs: Tensor = (w * self.s2).sum(-2)[..., : self.plan.in_features]
+        return inputs
 
     def _blocks(self, J: Tensor) -> Tensor:
         blocks: Tensor = J.unflatten(-1, self.plan.vector_shape)
@@ -162,8 +166,12 @@ class Column(Link):
         outer = grad * kept  # one of them has one feature
         parameters = (matrix.s1, matrix.posterior.loc, matrix.s2)
         for parameter, derivative in zip(parameters, self.derivatives, strict=True):
-            write(parameter, lambda J, d=derivative: J.copy_(outer @ d))
+            write(parameter, partial(_copy_product, outer, derivative))
         return grad @ self.weight
+
+
+def _copy_product(a: Tensor, b: Tensor, out: Tensor) -> None:
+    out.copy_(a @ b)
 
 
 # ---- from modules to links -----------------------------------------------------------------------
@@ -238,14 +246,14 @@ def _plus_bias(y: Tensor, layer: Any) -> Tensor:
 
 
 def jacobian_of_chain(
-    chain: Sequence[Link], x: Tensor, names: dict[int, slice], num_parameters: int
+    chain: Sequence[Link], x: Tensor, places: dict[int, slice], num_parameters: int
 ) -> tuple[Tensor, Tensor]:
     """Return ``f`` and ``J`` for rows ``(*batch_shape, N, in)``.
 
     Args:
         chain: From :func:`chain_of`.
         x: The rows.
-        names: Where each parameter, by ``id``, lies in ``θ``; others are held fixed.
+        places: Where each parameter, by ``id``, lies in ``θ``; others are held fixed.
         num_parameters: ``P``.
     """
     kept = []
@@ -257,13 +265,13 @@ def jacobian_of_chain(
     for output in range(x.shape[-1]):
         grad = torch.zeros_like(x)
         grad[..., output] = 1
-        part = J[..., output, :]
-
-        def write(parameter: nn.Parameter | None, fill: Callable[[Tensor], Any], part=part) -> None:
-            where = names.get(id(parameter))
-            if where is not None:
-                fill(part[..., where])
-
+        write = partial(_write, J[..., output, :], places)
         for link, keep in zip(reversed(chain), reversed(kept), strict=True):
             grad = link.backward(keep, grad, write)
     return x, J
+
+
+def _write(J: Tensor, places: dict[int, slice], parameter: nn.Parameter | None, fill: Fill) -> None:
+    where = places.get(id(parameter))
+    if where is not None:
+        fill(J[..., where])

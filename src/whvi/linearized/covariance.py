@@ -112,13 +112,17 @@ class RowCovariance(Covariance):
 
     def _project(self, v: Tensor) -> Tensor:
         """Return ``L⁻¹ Z v`` for ``v (*batch_shape, P, n)`` with ``S = L Lᵀ``."""
-        return torch.linalg.solve_triangular(self.factor, self.rows.double() @ v, upper=False)
+        projected: Tensor = torch.linalg.solve_triangular(
+            self.factor, self.rows.double() @ v, upper=False
+        )
+        return projected
 
     def of_outputs(self, J: Tensor) -> Tensor:
         J = J.double()
         scaled = J / self.precision[..., None, None, :]
         known = self._project(scaled.flatten(-3, -2).mT).mT.unflatten(-2, J.shape[-3:-1])
-        return scaled @ J.mT - known @ known.mT
+        covariance: Tensor = scaled @ J.mT - known @ known.mT
+        return covariance
 
     def times(self, v: Tensor) -> Tensor:
         scaled = (v / self.precision).unsqueeze(-1)

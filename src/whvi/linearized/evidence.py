@@ -112,6 +112,7 @@ def precision_matrix(gram: Tensor, precision: Tensor, noise: Tensor) -> Tensor:
 
 def cholesky(matrix: Tensor) -> Tensor:
     """Return the lower factor; raise :class:`~whvi.errors.NumericalError` if there is none."""
+    factor: Tensor
     factor, failed = torch.linalg.cholesky_ex(matrix)
     if bool(failed.any()) or not bool(factor.isfinite().all()):
         size = matrix.shape[-1]

@@ -173,7 +173,7 @@ def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
 def _pairs(data: Data) -> Iterable[Rows]:
     if isinstance(data, tuple | list) and len(data) == 2 and isinstance(data[0], Tensor):
         return [(data[0], data[1])]
-    return data  # type: ignore[return-value]  # the other half of the union
+    return data
 
 
 def _num_data(pairs: Iterable[Rows], model: nn.Module) -> int | None:
@@ -181,7 +181,7 @@ def _num_data(pairs: Iterable[Rows], model: nn.Module) -> int | None:
     if not isinstance(pairs, list):
         return None
     batch_shape = batch_shape_of(model)
-    return sum(x.shape[row_axis(x, batch_shape)] for x, _ in pairs)
+    return sum(int(x.shape[row_axis(x, batch_shape)]) for x, _ in pairs)
 
 
 def _checked(

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, jacrev, jvp, vmap
+from torch.func import functional_call, jacrev, vmap
 
 from whvi.functions import batch_shape_of, check_rows, row_axis
 from whvi.linearized.chain import chain_of, jacobian_of_chain
@@ -68,23 +68,6 @@ def jacobian_by_transforms(
     # (N, O, *batch_shape, ...) → (*batch_shape, N, O, size)
     flat = [p.reshape(*p.shape[:2], *space.batch_shape, -1) for p in parts.values()]
     return f, torch.cat(flat, -1).movedim((0, 1), (axes, axes + 1))
-
-
-@torch.no_grad()
-def directional_derivative(
-    model: nn.Module, x: Tensor, space: ParameterSpace, direction: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Return ``f(x)`` and ``J(x) δ`` for one ``δ (*batch_shape, P)``, without forming ``J``."""
-    tensors = {name: t.detach() for name, t in space.tensors(model).items()}
-    rows = _rows(model, x, space.batch_shape)
-
-    def values(tensors: dict[str, Tensor]) -> Tensor:
-        with sampling(MeanWeights()):
-            return functional_call(model, tensors, (rows,))  # type: ignore[no-any-return]
-
-    with evaluating(model):
-        f, change = jvp(values, (tensors,), (space.split(model, direction),))
-    return f, change
 
 
 class evaluating:  # noqa: N801 - a context manager

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from whvi.errors import ConfigError, ShapeError
 from whvi.functions import batch_shape_of
+from whvi.layers.protocol import BayesianLayer
 from whvi.posteriors import Posterior
 from whvi.priors import Prior
 
@@ -49,14 +50,6 @@ class ParameterSpace(NamedTuple):
         flat = [part.detach().reshape(*self.batch_shape, -1) for part in parts]
         return torch.cat(flat, -1).double()
 
-    def split(self, model: nn.Module, vector: Tensor) -> dict[str, Tensor]:
-        """Cut ``(*batch_shape, P)`` into tensors of the shapes and types of the model's."""
-        tensors, pieces = self.tensors(model), vector.split(self.sizes, -1)
-        return {
-            name: piece.to(like.dtype).reshape(like.shape)
-            for (name, like), piece in zip(tensors.items(), pieces, strict=True)
-        }
-
     def spread(self, values: Tensor) -> Tensor:
         """Repeat ``(..., K)``, one value per tensor, to ``(..., P)``."""
         sizes = torch.tensor(self.sizes, device=values.device)
@@ -80,7 +73,7 @@ def parameter_space(model: nn.Module, *, last_layer: bool = False) -> ParameterS
         for name, parameter in model.named_parameters()
         if parameter.requires_grad and id(parameter) not in left_out
     }
-    if last_layer:
+    if last_layer and found:
         owner = _last_owner(model, [*found])
         found = {name: p for name, p in found.items() if name.startswith(owner)}
     if not found:
@@ -108,9 +101,9 @@ def _without_effect(model: nn.Module) -> set[int]:
 
 
 def _last_owner(model: nn.Module, names: list[str]) -> str:
-    """Return the prefix of the child of the innermost container that holds the last tensor."""
+    """Return the prefix of the innermost layer that holds the last tensor."""
     prefix, module = "", model
-    while isinstance(module, nn.Sequential | nn.ModuleList) and names:
+    while not isinstance(module, BayesianLayer) and not module._parameters:
         child = names[-1][len(prefix) :].partition(".")[0]
-        prefix, module = f"{prefix}{child}.", module._modules[child] or module
-    return prefix or f"{names[-1].partition('.')[0]}."
+        prefix, module = f"{prefix}{child}.", module.get_submodule(child)
+    return prefix

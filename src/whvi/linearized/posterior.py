@@ -20,7 +20,7 @@ from whvi.likelihoods import Gaussian, HeteroscedasticGaussian, Likelihood
 from whvi.likelihoods.gaussian import MIN_NOISE_VARIANCE
 from whvi.linearized.covariance import Covariance, RootCovariance, RowCovariance
 from whvi.linearized.curvature import curvature_root
-from whvi.linearized.jacobians import directional_derivative, jacobian
+from whvi.linearized.jacobians import jacobian
 from whvi.linearized.parameters import ParameterSpace, parameter_space
 from whvi.linearized.plan import FORMS
 from whvi.linearized.statistics import blocks, stream
@@ -286,22 +286,14 @@ class LinearizedFunctions:
     def __call__(self, x: Tensor) -> Tensor:
         """Return the values, ``(*batch_shape, S, N, O)``, in float64."""
         p = self.posterior
-        num_draws, axes = self.displacements.shape[-2], len(p.space.batch_shape)
-        many = num_draws > p.likelihood.num_features
-        parts = [(self._by_jacobian if many else self._by_jvp)(block) for block in p._blocks(x)]
-        return torch.cat(parts, axes + 1)
+        parts = [self._values(block) for block in p._blocks(x)]
+        return torch.cat(parts, len(p.space.batch_shape) + 1)
 
-    def _by_jacobian(self, x: Tensor) -> Tensor:
+    def _values(self, x: Tensor) -> Tensor:
         f, J = jacobian(self.posterior.model, x, self.posterior.space)
         change = self.displacements.to(J.dtype) @ J.flatten(-3, -2).mT  # (..., S, N·O)
-        return f.double().unsqueeze(-3) + change.double().unflatten(-1, f.shape[-2:])
-
-    def _by_jvp(self, x: Tensor) -> Tensor:
-        p, draws = self.posterior, []
-        for direction in self.displacements.unbind(-2):
-            f, change = directional_derivative(p.model, x, p.space, direction)
-            draws.append(f.double() + change.double())
-        return torch.stack(draws, -3)
+        changes: Tensor = change.double().unflatten(-1, f.shape[-2:])
+        return f.double().unsqueeze(-3) + changes
 
 
 def row_covariance(

@@ -12,7 +12,7 @@ are kept, ``M × P``; after that only their sum ``P × P``. Memory is O(P²) for
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -54,10 +54,11 @@ class Statistics:
         self.count += other.count
 
     def _add_curvature(self, other: Statistics, max_outputs: int) -> None:
-        both = self.rows is not None and other.rows is not None
-        if both and self.rows.shape[-2] + other.rows.shape[-2] < max_outputs:
-            self.rows = torch.cat([self.rows, other.rows], -2)
-            return
+        if self.rows is not None and other.rows is not None:
+            joined = torch.cat([self.rows, other.rows], -2)
+            if joined.shape[-2] < max_outputs:
+                self.rows = joined
+                return
         if self.rows is not None:
             self.gram, self.rows = gram_of(self.rows), None
         assert self.gram is not None
@@ -83,17 +84,24 @@ class Statistics:
 
     def replica(self, index: tuple[int, ...]) -> Statistics:
         """Return the statistics of one replica."""
-        rows = None if self.rows is None else self.rows[index]
-        gram = None if self.gram is None else self.gram[index]
-        sums = (self.gradient, self.log_prob, self.squares)
-        return Statistics(rows, gram, *(value[index] for value in sums), self.count)
+        return self._map(lambda value: value[index])
 
     def scaled(self, weight: float) -> Statistics:
         """Let every row count ``weight`` times."""
-        rows = None if self.rows is None else self.rows * weight**0.5
-        gram = None if self.gram is None else self.gram * weight
-        sums = (self.gradient, self.log_prob, self.squares)
-        return Statistics(rows, gram, *(value * weight for value in sums), self.count * weight)
+        scaled = self._map(lambda value: value * weight)
+        scaled.rows = None if self.rows is None else self.rows * weight**0.5
+        scaled.count = self.count * weight
+        return scaled
+
+    def _map(self, change: Callable[[Tensor], Tensor]) -> Statistics:
+        return Statistics(
+            None if self.rows is None else change(self.rows),
+            None if self.gram is None else change(self.gram),
+            change(self.gradient),
+            change(self.log_prob),
+            change(self.squares),
+            self.count,
+        )
 
 
 def gram_of(rows: Tensor) -> Tensor:
@@ -105,7 +113,8 @@ def gram_of(rows: Tensor) -> Tensor:
 
 def add_gram(gram: Tensor, rows: Tensor) -> None:
     """Add ``ZᵀZ`` to ``gram`` in place, computing one triangle of tiles only."""
-    for matrix, Z in zip(gram.flatten(0, -3).unbind(), rows.flatten(0, -3).unbind(), strict=True):
+    matrices = (gram.view(-1, *gram.shape[-2:]), rows.reshape(-1, *rows.shape[-2:]))
+    for matrix, Z in zip(*matrices, strict=True):
         _add_tile(matrix, Z)
 
 
