@@ -11,7 +11,7 @@ Component parameters have shape ``(*batch_shape, S, N)`` for one output and
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, final
 
 import torch
@@ -132,6 +132,11 @@ class Predictive:
             f"num_outputs={math.prod(self._output_shape)})"
         )
 
+    def map(self, change: Callable[[Tensor], Tensor]) -> Predictive:
+        """Index parameters and weights, or change their memory layout."""
+        weights = None if self.weights is None else change(self.weights)
+        return Predictive(self._components.map(change), batch_dims=self._axis, weights=weights)
+
     def __getitem__(self, rows: int | slice | Sequence[int] | Tensor) -> Predictive:
         """Select rows; an integer selects a predictive of one row."""
         if isinstance(rows, int):
@@ -139,9 +144,7 @@ class Predictive:
                 raise IndexError(f"row {rows} of a predictive with {self.num_rows} rows")
             rows = [rows]
         index = (*[slice(None)] * (self._axis + 1), rows)
-        weights = None if self.weights is None else self.weights[index]
-        selected = self._components.map(lambda p: p[index])
-        return Predictive(selected, batch_dims=self._axis, weights=weights)
+        return self.map(lambda p: p[index])
 
     def unbind(self) -> list[Predictive]:
         """Split the first replica axis: one predictive per replica."""

@@ -25,9 +25,16 @@ from whvi._checks import check_positive_int
 from whvi.errors import ConfigError, DataError, ModelFileError
 from whvi.predictive import Predictive
 from whvi.tabular.calibration import calibrate
+from whvi.tabular.extrapolation import linearized
 from whvi.tabular.inputs import Kind, Standardizer, TableSchema
-from whvi.tabular.modelfile import ModelFile, SavedModel, load_tensors, predictor_of
-from whvi.tabular.predictor import Architecture, Functions, Predictor
+from whvi.tabular.modelfile import (
+    ModelFile,
+    SavedModel,
+    content_of,
+    load_tensors,
+    predictor_of,
+)
+from whvi.tabular.predictor import Architecture, Functions, Linearized, Predictor
 from whvi.tabular.training import FEW_ROWS, Plan, Session, Trained, plan_for, train_ensemble
 from whvi.training.history import History, StepRecord
 from whvi.training.process import keep_freed_memory, limited_threads
@@ -65,6 +72,7 @@ class _Candidate(NamedTuple):
     trained: Trained
     functions: Functions
     noise_factor: float
+    linearized: Linearized | None = None
 
 
 @dataclass(eq=False, repr=False)
@@ -80,6 +88,7 @@ class WHVIEstimator(SavedModel, BaseEstimator):  # type: ignore[misc]  # scikit-
     validation_fraction: float | None = None
     imputer: str | None = None
     num_draws: int = 64
+    linearize: bool = True
     random_state: Any = None
     device: str = "cpu"
     verbose: int = 0
@@ -146,8 +155,9 @@ class WHVIEstimator(SavedModel, BaseEstimator):  # type: ignore[misc]  # scikit-
         self.noise_factor_ = best.noise_factor
         architecture = best.trained.architecture
         predictor = Predictor(
-            schema, scaling, architecture, best.functions, likelihood, targets.classes
-        )
+            schema, scaling, architecture, best.functions, likelihood, targets.classes,
+            best.linearized,
+        )  # fmt: skip
         self._adopt(predictor, best.trained.model, best.trained.history)
         self.training_summary_ = {
             **_summary(best.trained, plan, len(x)),
@@ -188,7 +198,10 @@ class WHVIEstimator(SavedModel, BaseEstimator):  # type: ignore[misc]  # scikit-
             if best is None or mnll < best.mnll - _MIN_NLL_GAIN:
                 best = _Candidate(mnll, trained, functions, factor)
         assert best is not None  # there is at least one candidate
-        return best
+        if not self.linearize:
+            return best
+        far = linearized(best.trained, best.functions, x, y, seed)
+        return best._replace(linearized=far)
 
     def _adopt(self, predictor: Predictor, model: torch.nn.Sequential, history: History) -> None:
         """Take trained networks as one's own."""
@@ -240,13 +253,13 @@ class WHVIEstimator(SavedModel, BaseEstimator):  # type: ignore[misc]  # scikit-
         tensors = {f"model.{name}": value for name, value in self.model_.state_dict().items()}
         training = {name.rstrip("_"): getattr(self, name) for name in _SUMMARIES}
         training["history"] = asdict(self.history_)
-        document = {**self._predictor.document(), "training": training}
-        return ModelFile({**tensors, **self._predictor.tensors()}, document)
+        own = content_of(self._predictor)
+        return ModelFile({**tensors, **own.tensors}, {**own.document, "training": training})
 
     def _restore(self, content: ModelFile) -> None:
         predictor = predictor_of(content)
         others = {name.split(".")[0] for name in content.tensors}
-        others -= {"model", "functions", "likelihood", "inputs"}
+        others -= {"model", "functions", "linearized", "likelihood", "inputs"}
         if others:
             raise ModelFileError(f"unknown tensors: {sorted(others)[:3]}")
         with torch.device("meta"):

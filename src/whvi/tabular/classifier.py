@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 from sklearn.base import ClassifierMixin
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import column_or_1d
-from torch import Tensor
 
 from whvi.errors import DataError
 from whvi.tabular.base import Targets, WHVIEstimator, check_rows, target_names
@@ -43,7 +42,7 @@ class WHVIClassifier(ClassifierMixin, WHVIEstimator):  # type: ignore[misc]  # n
     def predict_proba(self, X: Any) -> NDArray[np.float64]:
         """Return the probability of every class, ``(N, C)``, in the order of ``classes_``."""
         table = self._checked(X)
-        found: NDArray[np.float64] = self._predictor.map(table, _probabilities).cpu().numpy()
+        found = self._predictor.evaluate(table, lambda p: p.probs)
         if len(self.classes_) == 1:
             return np.ones((len(found), 1))
         return found
@@ -53,16 +52,6 @@ class WHVIClassifier(ClassifierMixin, WHVIEstimator):  # type: ignore[misc]  # n
         best = self.predict_proba(X).argmax(-1)
         labels: NDArray[Any] = self.classes_[best]
         return labels
-
-
-def _probabilities(f: Tensor) -> Tensor:
-    """Average over members and draws of logits ``f (R, S, N, C)``, or ``(R, S, N, 1)`` for two.
-
-    The draws of a row lie side by side, so the sum does not depend on the rows around it.
-    """
-    f = f.double()
-    per_draw = torch.cat([-f, f], dim=-1).sigmoid() if f.shape[-1] == 1 else f.softmax(-1)
-    return per_draw.permute(2, 3, 0, 1).flatten(2).contiguous().mean(-1)
 
 
 def _encoded(y: Any, num_rows: int, name: str) -> tuple[NDArray[Any], NDArray[np.int64]]:

@@ -7,10 +7,12 @@ it, and everything that it claims about itself is compared with what it holds.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import platform
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -29,8 +31,11 @@ from whvi.tabular.predictor import (
     DenseDraws,
     Draws,
     Functions,
+    Gate,
+    Linearized,
     Predictor,
     StructuredDraws,
+    Tangent,
 )
 
 FORMAT_NAME = "whvi-model"
@@ -215,7 +220,33 @@ def _plain(value: Any) -> Any:
     return None
 
 
-# From the content of a file to what predicts ---------------------------------------------------
+# What predicts, to and from the content of a file ----------------------------------------------
+
+
+def content_of(predictor: Predictor) -> ModelFile:
+    """Return the tensors of a predictor, and the rest of it in plain values, ready for JSON."""
+    tensors = {
+        "inputs.mean": torch.as_tensor(predictor.scaling.mean),
+        "inputs.scale": torch.as_tensor(predictor.scaling.scale),
+    }
+    tensors |= {f"likelihood.{k}": t for k, t in predictor.likelihood.state_dict().items()}
+    for k, layer in enumerate(predictor.functions.layers):
+        tensors |= {f"functions.{k}.{name}": t for name, t in layer._asdict().items()}
+    far, labels = predictor.linearized, predictor.classes
+    for k, (mean, displacements) in enumerate(far.tangents if far else ()):
+        tensors[f"linearized.{k}.mean"] = mean
+        tensors |= {f"linearized.{k}.{i}": t for i, t in enumerate(displacements)}
+    classes = None
+    if labels is not None:
+        kind = "O" if labels.dtype.kind == "O" else labels.dtype.str
+        classes = {"dtype": kind, "values": labels.tolist()}
+    document = {
+        "schema": asdict(predictor.schema),
+        "architecture": asdict(predictor.architecture),
+        "classes": classes,
+        "gate": None if far is None else far.gate._asdict(),
+    }
+    return ModelFile(tensors, document)
 
 
 @_refusing_false_descriptions()
@@ -243,7 +274,8 @@ def predictor_of(content: ModelFile) -> Predictor:
     if functions.num_features != likelihood.num_features:
         raise ModelFileError(f"{functions.num_features} outputs do not fit the likelihood")
     scaling = Standardizer(mean=mean, scale=scale)
-    return Predictor(schema, scaling, architecture, functions, likelihood, classes)
+    far = _linearized(tensors, functions, document["gate"])
+    return Predictor(schema, scaling, architecture, functions, likelihood, classes, far)
 
 
 def check_tensors(expected: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> None:
@@ -299,6 +331,39 @@ def _functions(tensors: Mapping[str, Tensor], architecture: Architecture) -> Fun
     if sum(len(layer) for layer in layers) != sum(k.startswith("functions.") for k in tensors):
         raise ModelFileError("there are draws of layers that the architecture does not have")
     return Functions(architecture.features, tuple(layers))
+
+
+def _linearized(
+    tensors: Mapping[str, Tensor], functions: Functions, described: Any
+) -> Linearized | None:
+    names = [name for name in tensors if name.startswith("linearized.")]
+    if described is None:
+        if names:
+            raise ModelFileError(f"tensors {names[:3]}, but no gate")
+        return None
+    gate = Gate(**{name: float(value) for name, value in described.items()})
+    if not all(map(math.isfinite, gate)) or gate.factor < 0 or gate.width <= 0:
+        raise ModelFileError(f"the gate {tuple(gate)} is not usable")
+    first = tensors.get("linearized.0.0")
+    if first is None or first.dim() != 3:
+        raise ModelFileError("there is no tensor linearized.0.0 of displacements")
+    members, draws = functions.shape[0], first.shape[1]
+    tangents = []
+    for k, layer in enumerate(functions.layers):
+        if isinstance(layer, StructuredDraws):
+            mean, sizes = layer.s1.shape, [layer.s1.shape[-1]] * 3
+        else:
+            mean, sizes = layer.weight[:, 0].shape, [layer.weight[0, 0].numel()]
+        shapes = {f"linearized.{k}.mean": tuple(mean)}
+        for i, size in enumerate([*sizes, layer.bias.shape[-1]]):
+            shapes[f"linearized.{k}.{i}"] = (members, draws, size)
+        for name, shape in shapes.items():
+            _check_tensor(tensors, name, shape, torch.float32)
+        means, *displacements = (tensors[name] for name in shapes)
+        tangents.append(Tangent(means, tuple(displacements)))
+    if sum(1 + len(tangent.displacements) for tangent in tangents) != len(names):
+        raise ModelFileError("there are displacements of layers that the architecture has not")
+    return Linearized(functions, tuple(tangents), gate)
 
 
 def _layer_shapes(

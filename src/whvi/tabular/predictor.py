@@ -6,12 +6,16 @@ A fitted ensemble is a fixed set of functions: S draws of each of R networks. Pr
 
 layer by layer for the stored draws of ``g``; the last layer has drawn dense weights. The model
 file holds these draws, so a prediction does not depend on a random number generator.
+
+Far from the training rows these functions agree too much. There the networks are linearised at
+their mean weights, ``f(x) + √α J(x) δ`` with stored draws of displacements ``δ`` of all their
+parameters, and get a share that grows with the variance: :mod:`whvi.tabular.extrapolation`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple, final
 
@@ -26,9 +30,7 @@ from whvi._kernel.layout import BlockPlan
 from whvi._kernel.product import block_linear
 from whvi.errors import ConfigError
 from whvi.layers import WHVILinear
-from whvi.layers.linear import RandomLinear
 from whvi.layers.sines import Sine, Tile
-from whvi.layers.structured import StructuredMatrix
 from whvi.likelihoods import (
     Bernoulli,
     Categorical,
@@ -42,6 +44,7 @@ from whvi.predictive import Predictive
 from whvi.tabular.inputs import Standardizer, TableSchema
 from whvi.tabular.networks import FEATURES, build_network
 from whvi.training.process import limited_threads
+from whvi.transforms import fwht
 
 _LIKELIHOODS: dict[str, Callable[..., Likelihood]] = {
     "gaussian": Gaussian,
@@ -55,6 +58,8 @@ POSTERIORS = ("diagonal", "low_rank", "full", "flow", "point")
 _ROWWISE_OUTPUTS = 4  # up to here a dense layer sums row by row, as MeanFieldLinear does
 _VALUES_AT_ONCE = 1 << 19  # of a hidden layer in one pass: they stay in the cache
 _MOST_ROWS, _LEAST_ROWS = 64, 8  # of a pass; a power of two
+_FAR_DRAWS = 64  # of all members, where components are not Gaussian
+_LEAST_VARIANCE = 1e-30
 _BLOCK = 1 << 23  # function values per block of rows: bounds the memory of a prediction
 # Values of a hidden layer from which on several threads are used: for less work they gain little
 # on an idle machine, and waiting for each other on a busy one costs many times the work itself.
@@ -95,6 +100,11 @@ class Architecture:
                 raise ConfigError(
                     f"{name} must be one of {', '.join(known)}, got {getattr(self, name)!r:.80}"
                 )
+
+    @property
+    def num_functions(self) -> int:
+        """Outputs of a network that are functions of their own: means, or logits."""
+        return 1 if self.likelihood == "labels" and self.num_outputs <= 2 else self.num_outputs
 
     def build(self) -> tuple[nn.Sequential, Likelihood]:
         """Make untrained networks and their likelihood, as R replicas."""
@@ -139,6 +149,21 @@ class StructuredDraws(NamedTuple):
         plan = BlockPlan(width, outputs, size, -(-outputs // size), is_column=False)
         return block_linear(h, *self, plan)
 
+    def gradients(self, h: Tensor, grad: Tensor) -> tuple[tuple[Tensor, ...], Tensor]:
+        """Return the derivatives of every row with respect to the four tensors, and to ``h``.
+
+        For one draw, ``h (R, N, in)``, and the derivative ``grad (R, N, out)`` with respect to the
+        output; see :mod:`whvi.linearized.chain`.
+        """
+        width, size = h.shape[-1], 1 << (h.shape[-1] - 1).bit_length()
+        s1, g, s2 = (v.unflatten(-1, (1, -1, size)) for v in (self.s1, self.g[:, 0], self.s2))
+        x = F.pad(h, (0, size - width)).unsqueeze(-2)
+        out = F.pad(grad, (0, self.s1.shape[-1] - grad.shape[-1])).unflatten(-1, (-1, size))
+        u, v = fwht(s2 * x), fwht(s1 * out)
+        t, w = fwht(g * u), fwht(g * v)
+        pieces = (out * t).flatten(-2), (v * u).flatten(-2), (w * x).flatten(-2), grad
+        return pieces, (s2 * w).sum(-2)[..., :width]
+
 
 class DenseDraws(NamedTuple):
     """Drawn matrices ``weight (R, S, out, in)`` and ``bias (R, out)``."""
@@ -154,30 +179,13 @@ class DenseDraws(NamedTuple):
             y = h @ self.weight.mT
         return y + self.bias[:, None, None]
 
+    def gradients(self, h: Tensor, grad: Tensor) -> tuple[tuple[Tensor, ...], Tensor]:
+        """Return the same for weights and bias."""
+        weights = (grad.unsqueeze(-1) * h.unsqueeze(-2)).flatten(-2)
+        return (weights, grad), grad @ self.weight[:, 0]
+
 
 Draws = StructuredDraws | DenseDraws
-
-
-@torch.no_grad()
-def draw_layers(
-    model: nn.Sequential, num_draws: int, generator: torch.Generator
-) -> tuple[Draws, ...]:
-    """Draw ``num_draws`` sets of weights of every replica, from the first layer to the last."""
-    state = model.state_dict()
-    found: list[Draws] = []
-    for name, layer in model.named_children():
-        if not isinstance(layer, RandomLinear):
-            continue
-        matrix, bias = layer.matrix, state[f"{name}.bias"]
-        draw = matrix.posterior.draw((num_draws,), generator)
-        if not isinstance(matrix, StructuredMatrix):
-            found.append(DenseDraws(draw.unflatten(-1, (bias.shape[-1], -1)), bias))
-        elif matrix.plan.is_column:
-            found.append(DenseDraws(matrix.dense(draw), bias))
-        else:
-            s1, s2 = state[f"{name}.matrix.s1"], state[f"{name}.matrix.s2"]
-            found.append(StructuredDraws(s1, draw, s2, bias))
-    return tuple(found)
 
 
 @final
@@ -199,28 +207,115 @@ class Functions:
     def __call__(self, x: Tensor) -> Tensor:
         """Evaluate at ``x (N, in)`` or ``(R, N, in)``: ``(R, S, N, num_features)``.
 
-        All passes have the same number of rows, the last one filled up with zeros: matrix
-        products of another size may round differently, and a prediction must not depend on the
-        rows beside it. In memory the draws of a row lie side by side, so sums over draws are
-        formed in the same order whatever the number of rows.
+        In memory the draws of a row lie side by side, so sums over draws are formed in the same
+        order whatever the number of rows.
         """
         num_rows = x.shape[-2]
-        filled = F.pad(x, (0, 0, 0, -num_rows % self._rows_at_once))
-        passes = filled.split(self._rows_at_once, dim=-2)
-        f = torch.cat([self._evaluate(rows) for rows in passes], dim=2)
+        f = torch.cat([self._evaluate(rows) for rows in self.passes(x)], dim=2)
         by_row = f[..., :num_rows, :].permute(2, 0, 1, 3).contiguous()
         return by_row.permute(1, 2, 0, 3)
+
+    def passes(self, x: Tensor) -> tuple[Tensor, ...]:
+        """Cut rows into pieces of one size, the last one filled up with zeros.
+
+        Matrix products of another size may round differently, and a prediction must not depend
+        on the rows beside it.
+        """
+        filled: Tensor = F.pad(x, (0, 0, 0, -x.shape[-2] % self._rows_at_once))
+        passes: tuple[Tensor, ...] = filled.split(self._rows_at_once, dim=-2)
+        return passes
 
     def _evaluate(self, x: Tensor) -> Tensor:
         rows = x.unsqueeze(-3) if x.dim() == 3 else x
         h = rows.expand(*self.shape, *rows.shape[-2:])
         *hidden, last = self.layers
         for k, layer in enumerate(hidden):
-            if k == 0 and self.features == "sine":
-                h = Tile(h.shape[-1], max(h.shape[-1], layer.bias.shape[-1]))(h)
-            activation = Sine() if k == 0 and self.features != "relu" else F.relu
-            h = activation(layer(h))
+            a = layer(self.before(k, h))
+            h = Sine()(a) if self.is_sine(k) else F.relu(a)
         return last(h)
+
+    def before(self, k: int, h: Tensor) -> Tensor:
+        """Return the inputs of layer ``k``: sine features are of inputs tiled to their width."""
+        if k or self.features != "sine":
+            return h
+        tiled: Tensor = Tile(h.shape[-1], max(h.shape[-1], self.layers[0].bias.shape[-1]))(h)
+        return tiled
+
+    def is_sine(self, k: int) -> bool:
+        """Whether the nonlinearity after hidden layer ``k`` is a sine; the others are ReLU."""
+        return k == 0 and self.features != "relu"
+
+
+# The same networks, linearised -----------------------------------------------------------------
+
+
+class Tangent(NamedTuple):
+    """One layer of the linearised networks."""
+
+    mean: Tensor  # of g (R, K·D), or of dense weights (R, out, in)
+    displacements: tuple[Tensor, ...]  # draws (R, S, ·), one for every tensor of the layer
+
+
+class Gate(NamedTuple):
+    """From the variance ``v`` of the linearised networks to their share in a prediction.
+
+    The odds are those of ``log v`` under two normal distributions, *near* and *far*.
+    """
+
+    factor: float  # α, on the variance
+    log_odds: float  # where both are equally likely
+    near: float  # mean of log v
+    far: float
+    width: float
+
+    def share(self, log_variance: Tensor) -> Tensor:
+        """Return ``w`` of every row."""
+        near, far = log_variance - self.near, log_variance - self.far
+        return torch.sigmoid(self.log_odds + (near.square() - far.square()) / (2 * self.width**2))
+
+
+@final
+class Linearized:
+    """The networks at their mean weights, and draws of ``J(x) δ``."""
+
+    def __init__(self, functions: Functions, tangents: tuple[Tangent, ...], gate: Gate) -> None:
+        self.functions, self.tangents, self.gate = functions, tangents, gate
+        self.layers: list[Draws] = []
+        for layer, tangent in zip(functions.layers, tangents, strict=True):
+            name = "g" if isinstance(layer, StructuredDraws) else "weight"
+            self.layers.append(layer._replace(**{name: tangent.mean.unsqueeze(1)}))
+
+    def __call__(self, x: Tensor, num_outputs: int) -> tuple[Tensor, Tensor]:
+        """Return ``f (R, N, F)`` and the changes ``(R, S, N, O)`` of its first ``O`` outputs."""
+        parts = [self._evaluate(rows, num_outputs) for rows in self.functions.passes(x)]
+        f, changes = (torch.cat(part, dim=-2) for part in zip(*parts, strict=True))
+        return f[..., : len(x), :], changes[..., : len(x), :]
+
+    def _evaluate(self, x: Tensor, num_outputs: int) -> tuple[Tensor, Tensor]:
+        h = x.expand(self.functions.shape[0], 1, *x.shape)
+        inputs, slopes = [], []
+        for k, layer in enumerate(self.layers[:-1]):
+            inputs.append(self.functions.before(k, h))
+            a = layer(inputs[-1])
+            is_sine = self.functions.is_sine(k)
+            h = Sine()(a) if is_sine else F.relu(a)
+            slopes.append(Sine.SCALE * a.cos() if is_sine else (a > 0).to(a))
+        f = self.layers[-1](h)[:, 0]
+        inputs.append(h)
+        units = torch.eye(f.shape[-1], dtype=f.dtype, device=f.device)[:num_outputs]
+        changes = [self._changes(unit.expand_as(f), inputs, slopes) for unit in units]
+        return f, torch.stack(changes, dim=-1)
+
+    def _changes(self, grad: Tensor, inputs: list[Tensor], slopes: list[Tensor]) -> Tensor:
+        """Return ``J(x) δ`` of one output, ``(R, S, N)``, by one pass from the last layer back."""
+        change = grad.new_zeros(())
+        for k in reversed(range(len(self.layers))):
+            pieces, grad = self.layers[k].gradients(inputs[k][:, 0], grad)
+            for piece, displacement in zip(pieces, self.tangents[k].displacements, strict=True):
+                change = change + displacement @ piece.mT
+            if k:
+                grad = grad * slopes[k - 1][:, 0]
+        return change
 
 
 # Tables ----------------------------------------------------------------------------------------
@@ -237,6 +332,7 @@ class Predictor:
     functions: Functions
     likelihood: Likelihood  # of R replicas, in the units of the targets
     classes: NDArray[Any] | None = None  # in the order of the logits
+    linearized: Linearized | None = None
 
     def __post_init__(self) -> None:
         self.likelihood.double().requires_grad_(False)
@@ -247,66 +343,57 @@ class Predictor:
         return self.scaling.network_inputs(self.schema.encode(table), device)
 
     @torch.no_grad()
-    def map(self, table: pd.DataFrame, of: Callable[[Tensor], Tensor]) -> Tensor:
-        """Evaluate ``of`` function values block by block and join along its first axis, the rows.
+    def map(self, table: pd.DataFrame, of: Callable[[Predictive], Any]) -> list[Any]:
+        """Evaluate ``of`` the predictive distributions of one block of rows after the other.
 
         Blocks are filled up with zeros to a multiple of 64 rows, because vectorised sums treat
         the last columns differently, and cut back afterwards.
         """
-        x = self.rows(table)
-        parts = []
-        few = len(x) * self.functions.width < _WORTH_THREADS
-        with limited_threads(1 if few else torch.get_num_threads()):
+        x, found = self.rows(table), []
+        is_little = len(x) * self.functions.width < _WORTH_THREADS
+        with limited_threads(1 if is_little else torch.get_num_threads()):
             for block in x.split(self.functions.block_rows):
                 filled = F.pad(block, (0, 0, 0, -len(block) % _MOST_ROWS))
-                parts.append(of(self.functions(filled))[: len(block)])
-        return torch.cat(parts)
+                found.append(of(self.predictive(filled))[: len(block)])
+        return found
 
     def evaluate(
         self, table: pd.DataFrame, of: Callable[[Predictive], Tensor]
     ) -> NDArray[np.float64]:
         """Evaluate ``of`` the predictive distribution of every row, ``(N, ...)``."""
-        found = self.map(table, lambda f: of(self.predictive(f)))
-        values: NDArray[np.float64] = found.cpu().numpy()
+        values: NDArray[np.float64] = torch.cat(self.map(table, of)).cpu().numpy()
         return values
 
     def predict(self, table: pd.DataFrame) -> Predictive:
         """Return the predictive distribution of all rows in one object."""
-        f = self.map(table, lambda f: f.movedim(2, 0))
-        return self.predictive(f.movedim(0, 2))
+        return _by_row(Predictive.cat(self.map(table, lambda p: p)))
 
-    def predictive(self, f: Tensor) -> Predictive:
-        """Return the mixture over members and draws, the draws of a row side by side."""
-        mixture = self.likelihood.predictive(f).pool()
-        found = mixture.gaussian_components()
-        if found is None:
-            return mixture
-        loc, scale = (part.movedim(0, -1).contiguous().movedim(-1, 0) for part in found)
-        return Predictive.gaussian(loc, scale)
+    def predictive(self, x: Tensor) -> Predictive:
+        """Return the mixture over members and draws, near and far, for inputs ``(N, in)``."""
+        near = self.likelihood.predictive(self.functions(x)).pool()
+        if self.linearized is None:
+            return _by_row(near)
+        f, changes = self.linearized(x, self.architecture.num_functions)
+        far, share = self._far(f.double(), changes.double())
+        return _by_row(Predictive.mix([near, far], [1 - share, share]))
 
-    # Files -------------------------------------------------------------------------------------
+    def _far(self, f: Tensor, changes: Tensor) -> tuple[Predictive, Tensor]:
+        """Return the linearised mixture of values and changes, and its share in every row."""
+        assert self.linearized is not None
+        gate = self.linearized.gate
+        variance = changes.square().mean(1)  # (R, N, O)
+        share = gate.share(variance.mean(-1).clamp_min(_LEAST_VARIANCE).log().mean(0))
+        if not isinstance(self.likelihood, Gaussian | HeteroscedasticGaussian):
+            few = changes[:, : -(-_FAR_DRAWS // len(f))]
+            return self.likelihood.predictive(f.unsqueeze(1) + gate.factor**0.5 * few).pool(), share
+        components = self.likelihood.predictive(f.unsqueeze(1)).pool().gaussian_components()
+        assert components is not None
+        loc, noise = components
+        unit = self.likelihood.target_scale.unsqueeze(-2)
+        spread = ((gate.factor * variance).sqrt() * unit).reshape(loc.shape)
+        return Predictive.gaussian(loc, torch.hypot(noise, spread), spread), share
 
-    def tensors(self) -> dict[str, Tensor]:
-        """Return everything that is not in :meth:`document`."""
-        found = {
-            "inputs.mean": torch.as_tensor(self.scaling.mean),
-            "inputs.scale": torch.as_tensor(self.scaling.scale),
-        }
-        found |= {f"likelihood.{k}": t for k, t in self.likelihood.state_dict().items()}
-        for k, layer in enumerate(self.functions.layers):
-            found |= {f"functions.{k}.{name}": t for name, t in layer._asdict().items()}
-        return found
 
-    def document(self) -> dict[str, Any]:
-        """Return a description in plain values, ready for JSON."""
-        labels = self.classes
-        return {
-            "schema": asdict(self.schema),
-            "architecture": asdict(self.architecture),
-            "classes": None
-            if labels is None
-            else {
-                "dtype": "O" if labels.dtype.kind == "O" else labels.dtype.str,
-                "values": labels.tolist(),
-            },
-        }
+def _by_row(predictive: Predictive) -> Predictive:
+    """Lay the components of a row side by side: sums over them do not depend on other rows."""
+    return predictive.map(lambda p: p.movedim(0, -1).contiguous().movedim(-1, 0))

@@ -12,9 +12,17 @@ from torch import Tensor, nn
 
 from whvi._checks import check_positive, check_positive_int
 from whvi.errors import ConfigError, NumericalError
+from whvi.layers.linear import RandomLinear
+from whvi.layers.structured import StructuredMatrix
 from whvi.likelihoods import BalancedGradients, HeteroscedasticGaussian, Likelihood
 from whvi.tabular.networks import reset_network
-from whvi.tabular.predictor import Architecture, Functions, draw_layers
+from whvi.tabular.predictor import (
+    Architecture,
+    DenseDraws,
+    Draws,
+    Functions,
+    StructuredDraws,
+)
 from whvi.training import FitConfig, fit
 from whvi.training.config import seeded_generator
 from whvi.training.history import History, StepRecord
@@ -177,6 +185,28 @@ class Trained(NamedTuple):
         per_member = -(-num_draws // self.architecture.members)
         layers = draw_layers(self.model, per_member, generator)
         return Functions(self.architecture.features, layers)
+
+
+@torch.no_grad()
+def draw_layers(
+    model: nn.Sequential, num_draws: int, generator: torch.Generator
+) -> tuple[Draws, ...]:
+    """Draw ``num_draws`` sets of weights of every replica, from the first layer to the last."""
+    state = model.state_dict()
+    found: list[Draws] = []
+    for name, layer in model.named_children():
+        if not isinstance(layer, RandomLinear):
+            continue
+        matrix, bias = layer.matrix, state[f"{name}.bias"]
+        draw = matrix.posterior.draw((num_draws,), generator)
+        if not isinstance(matrix, StructuredMatrix):
+            found.append(DenseDraws(draw.unflatten(-1, (bias.shape[-1], -1)), bias))
+        elif matrix.plan.is_column:
+            found.append(DenseDraws(matrix.dense(draw), bias))
+        else:
+            s1, s2 = state[f"{name}.matrix.s1"], state[f"{name}.matrix.s2"]
+            found.append(StructuredDraws(s1, draw, s2, bias))
+    return tuple(found)
 
 
 def train_ensemble(
