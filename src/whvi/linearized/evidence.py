@@ -217,7 +217,8 @@ def maximise(
         if abs(value.log_evidence - last.log_evidence) < tolerance:
             break
     log_evidence = torch.tensor(best.log_evidence, dtype=torch.float64)
-    return Hyperparameters(best_point[:-1].exp(), best_point[-1].exp(), best.shift, log_evidence)
+    found = best_point[:-1].exp() if precision is None else precision
+    return Hyperparameters(found, best_point[-1].exp(), best.shift, log_evidence)
 
 
 def _start(evidence: Evidence, precision: Tensor | None) -> Tensor:

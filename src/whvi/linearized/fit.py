@@ -149,7 +149,7 @@ def _hyperparameters(
         given = None if precision is None else precision[index]
         found.append(maximise(evidence, precision=given, fit_noise=fit_noise))
     columns = (torch.stack(column) for column in zip(*found, strict=True))
-    return Hyperparameters(*(c.reshape(*space.batch_shape, *c.shape[1:]) for c in columns))
+    return Hyperparameters(*(c.reshape((*space.batch_shape, *c.shape[1:])) for c in columns))
 
 
 def _root(
