@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from whvi._kernel.backend import is_tracing, is_transformed, kernel, kernel_takes
+from whvi._kernel.backend import kernel
 from whvi._kernel.layout import BlockPlan, Layout, Shape, Views, views_of
-from whvi._kernel.product import PreparedProduct
+from whvi._kernel.product import PreparedProduct, can_fuse
 from whvi.transforms import fwht
 
 
@@ -45,11 +45,10 @@ def row_gradients(
         plan: The blocks.
     """
     operands = (x, s1, g, s2)
-    fits = kernel is not None and all(map(kernel_takes, (*operands, grad))) and x.numel()
-    if not fits or kernel is None or is_tracing() or is_transformed():
+    if kernel is None or not can_fuse((*operands, grad)):
         return _compose(x, s1, g, s2, grad, plan)
     prepared = _prepare(x.shape, s1.shape, plan)
-    vectors = (*x.shape[:-1], *plan.vector_shape)
+    vectors = (*x.shape[:-1], plan.num_blocks, plan.block_size)
     made = [torch.empty_like(x, memory_format=torch.contiguous_format)]
     made += [x.new_empty(vectors) for _ in range(3)]
     element_bytes, threads = 4 if x.dtype is torch.float32 else 8, torch.get_num_threads()

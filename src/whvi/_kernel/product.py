@@ -85,7 +85,7 @@ def noisy_block_linear(
 def product(operands: Given, plan: BlockPlan | None, seed: int = 0) -> Tensor:
     """Run the map of ``plan`` (whose scale is a logarithm) or, without, the broadcast product."""
     x, s1, g, s2, scale, _ = operands
-    if _can_fuse(operands):
+    if can_fuse(operands):
         prepared = prepare(x.shape, s1.shape, g.shape, s2.shape, plan, scale is not None)
         if prepared is not None:
             if torch.is_grad_enabled():
@@ -114,7 +114,7 @@ def _compose(operands: Operands, views: Views, noise: Tensor | None, log_scale: 
     return y if operands.bias is None else y + operands.bias.reshape(views.bias).squeeze(-2)
 
 
-def _can_fuse(operands: Given) -> bool:
+def can_fuse(operands: Given) -> bool:
     """Tell whether the kernel may run on these tensors, now, under plain autograd."""
     dtype = operands[0].dtype
     if (
@@ -184,7 +184,7 @@ def _node(prepared: PreparedProduct) -> Any:
             wants_x = ctx.needs_input_grad[1]
             return None, *product_backward(operands, prepared, ctx.seed, noise, grads[0], wants_x)
 
-    # Function.apply without its search for torch.func wrappers: _can_fuse has excluded them
+    # Function.apply without its search for torch.func wrappers: can_fuse has excluded them
     return super(torch.autograd.Function, StructuredProduct).apply
 
 

@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from whvi._kernel.jacobian import row_gradients
 from whvi._kernel.layout import BlockPlan
 from whvi._kernel.product import block_linear
 from whvi.errors import ConfigError
@@ -44,7 +45,6 @@ from whvi.predictive import Predictive
 from whvi.tabular.inputs import Standardizer, TableSchema
 from whvi.tabular.networks import FEATURES, build_network
 from whvi.training.process import limited_threads
-from whvi.transforms import fwht
 
 _LIKELIHOODS: dict[str, Callable[..., Likelihood]] = {
     "gaussian": Gaussian,
@@ -144,25 +144,21 @@ class StructuredDraws(NamedTuple):
 
     def __call__(self, h: Tensor) -> Tensor:
         """Map ``(R, S, N, in)`` to ``(R, S, N, out)``."""
-        width, outputs = h.shape[-1], self.bias.shape[-1]
-        size = 1 << (width - 1).bit_length()
-        plan = BlockPlan(width, outputs, size, -(-outputs // size), is_column=False)
-        return block_linear(h, *self, plan)
+        return block_linear(h, *self, self._plan(h.shape[-1]))
+
+    def _plan(self, width: int) -> BlockPlan:
+        outputs, size = self.bias.shape[-1], 1 << (width - 1).bit_length()
+        return BlockPlan(width, outputs, size, -(-outputs // size), is_column=False)
 
     def gradients(self, h: Tensor, grad: Tensor) -> tuple[tuple[Tensor, ...], Tensor]:
         """Return the derivatives of every row with respect to the four tensors, and to ``h``.
 
         For one draw, ``h (R, N, in)``, and the derivative ``grad (R, N, out)`` with respect to the
-        output; see :mod:`whvi.linearized.chain`.
+        output.
         """
-        width, size = h.shape[-1], 1 << (h.shape[-1] - 1).bit_length()
-        s1, g, s2 = (v.unflatten(-1, (1, -1, size)) for v in (self.s1, self.g[:, 0], self.s2))
-        x = F.pad(h, (0, size - width)).unsqueeze(-2)
-        out = F.pad(grad, (0, self.s1.shape[-1] - grad.shape[-1])).unflatten(-1, (-1, size))
-        u, v = fwht(s2 * x), fwht(s1 * out)
-        t, w = fwht(g * u), fwht(g * v)
-        pieces = (out * t).flatten(-2), (v * u).flatten(-2), (w * x).flatten(-2), grad
-        return pieces, (s2 * w).sum(-2)[..., :width]
+        vectors = (self.s1, self.g[:, 0], self.s2)
+        inputs, *pieces = row_gradients(h, *vectors, grad, self._plan(h.shape[-1]))
+        return (*(piece.flatten(-2) for piece in pieces), grad), inputs
 
 
 class DenseDraws(NamedTuple):
