@@ -13,6 +13,8 @@ from reproduction.deep_gp import reproduce_deep_gp
 from reproduction.demo import run_demo
 from reproduction.figure1 import reproduce_figure1
 from reproduction.figure2 import cells, reproduce_figure2
+from reproduction.gaps import PARTS, reproduce_gaps
+from reproduction.gaps.methods import RUN as GAP_METHODS
 from reproduction.runner import Options
 from reproduction.table1 import reproduce_table1
 from reproduction.table1.paper import DATASETS
@@ -52,6 +54,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_figure1(experiments.add_parser("figure1", help="covariances of g and of vec(W)"))
     _add_figure2(experiments.add_parser("figure2", help="Gaussian processes against parameters"))
     _add_deep_gp(experiments.add_parser("deep_gp", help="deep against single-layer processes"))
+    _add_gaps(experiments.add_parser("gaps", help="between and beyond the data, UCI gap splits"))
     _add_demo(experiments.add_parser("demo", help="the main job on simulated data"))
     return parser
 
@@ -116,6 +119,27 @@ def _add_deep_gp(parser: argparse.ArgumentParser) -> None:
         folder = _folder(options, "deep_gp")
         reproduce_deep_gp(folder, data_dir=options.data_dir, quick=options.quick)
         return _done(folder / "summary.json")
+
+    parser.set_defaults(run=run)
+
+
+def _add_gaps(parser: argparse.ArgumentParser) -> None:
+    _add_common(parser, quick="two columns of energy and yacht, few steps")
+    _add_grid(parser, methods=GAP_METHODS, data=DATASETS)
+    _add_data_dir(parser)
+    add = parser.add_argument
+    add("--splits", type=_splits, metavar="LIST", help="columns or splits such as 0-4,7")
+    add("--parts", nargs="+", choices=PARTS, default=PARTS, metavar="NAME",
+        help=f"of {', '.join(PARTS)}")  # fmt: skip
+
+    def run(options: argparse.Namespace) -> int:
+        folder = reproduce_gaps(
+            _options(options, "gaps"),
+            parts=options.parts,
+            splits=options.splits,
+            data_dir=options.data_dir,
+        )
+        return _done(folder / "README.md")
 
     parser.set_defaults(run=run)
 

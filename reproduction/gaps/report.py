@@ -1,0 +1,6 @@
+"""placeholder"""
+
+from pathlib import Path
+
+
+def write_gaps(folder: Path) -> None: ...
