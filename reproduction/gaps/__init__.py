@@ -14,14 +14,15 @@ from reproduction.data import CATALOGUE, load_uci
 from reproduction.gaps.methods import ESTIMATORS, RUN, missing_package
 from reproduction.gaps.report import write_gaps
 from reproduction.gaps.splits import gap_columns
-from reproduction.gaps.work import FEW, PARTS, GapsWork
+from reproduction.gaps.toy_fits import run_toy
+from reproduction.gaps.work import FEW, FILES, GapsWork
 from reproduction.records import RecordStore
 from reproduction.runner import Options, Unit, run_units
 
 DATASETS = ("energy", "boston", "yacht", "concrete", "powerplant", "kin8nm", "naval", "protein")
 """In the order in which they are run."""
 SEEDS = (0,)
-FILES = {"gaps": "records.jsonl", "literature": "literature.jsonl", "few": "few.jsonl"}
+PARTS = (*FILES, "toy")
 _QUICK_SPLITS = 2
 
 
@@ -41,7 +42,9 @@ def reproduce_gaps(
         data_dir: Folder that holds ``UCI_Datasets``.
     """
     datasets = options.data or (("energy", "yacht") if options.quick else DATASETS)
-    for part in () if options.report_only else parts:
+    if "toy" in parts and not options.report_only:
+        run_toy(options.output, quick=options.quick)
+    for part in () if options.report_only else [part for part in parts if part != "toy"]:
         units = []
         for dataset in datasets:
             numbers = _numbers(part, dataset, data_dir)

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import subprocess
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +12,7 @@ import torch
 from torch import Tensor
 
 from reproduction.data import UCIDataset, load_uci
+from reproduction.gaps.commit import commit
 from reproduction.gaps.methods import ESTIMATORS, METHODS
 from reproduction.gaps.splits import few_rows, with_gaps
 from reproduction.methods import DataSize, Method
@@ -26,7 +24,8 @@ from whvi.metrics import coverage, crps, mnll, rmse
 from whvi.predictive import Predictive
 from whvi.tabular import WHVIGPRegressor, WHVIRegressor
 
-PARTS = ("gaps", "literature", "few")
+FILES = {"gaps": "records.jsonl", "literature": "literature.jsonl", "few": "few.jsonl"}
+"""Of the records of every part."""
 FEW = {"num_train": 20, "num_test": 500, "num_splits": 50}
 LEVELS = (0.5, 0.9)
 _QUICK_STEPS = 60
@@ -112,19 +111,6 @@ def scores(predictive: Predictive, y: Tensor) -> dict[str, float]:
         found[f"coverage{100 * level:.0f}"] = float(coverage(lower, upper, y))
         found[f"width{100 * level:.0f}"] = float((upper - lower).median())
     return found
-
-
-@cache
-def commit() -> str | None:
-    """Return the commit of this working copy, marked if files were changed since."""
-    call = ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
-    try:
-        done = subprocess.run(
-            call, cwd=Path(__file__).parent, capture_output=True, text=True, check=True
-        )
-    except (OSError, subprocess.CalledProcessError):  # not a working copy
-        return None
-    return done.stdout.strip()
 
 
 def _make_estimator(name: str, seed: int, *, quick: bool) -> Any:
