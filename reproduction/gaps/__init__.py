@@ -13,9 +13,9 @@ from pathlib import Path
 from reproduction.data import CATALOGUE, load_uci
 from reproduction.gaps.methods import ESTIMATORS, RUN, missing_package
 from reproduction.gaps.report import write_gaps
-from reproduction.gaps.splits import gap_columns
+from reproduction.gaps.splits import NUM_DRAWS_OF_ROWS, gap_columns
 from reproduction.gaps.toy_fits import run_toy
-from reproduction.gaps.work import FEW, FILES, GapsWork
+from reproduction.gaps.work import FILES, GapsWork
 from reproduction.records import RecordStore
 from reproduction.runner import Options, Unit, run_units
 
@@ -71,4 +71,4 @@ def _numbers(part: str, dataset: str, data_dir: str | None) -> tuple[int, ...]:
     """Return the splits that a data set has in a part of the experiment."""
     if part == "gaps":
         return tuple(column.number for column in gap_columns(load_uci(dataset, data_dir).x))
-    return tuple(range(FEW["num_splits"] if part == "few" else CATALOGUE[dataset].num_splits))
+    return tuple(range(NUM_DRAWS_OF_ROWS if part == "few" else CATALOGUE[dataset].num_splits))

@@ -16,6 +16,7 @@ from reproduction.data import Split, UCIDataset
 
 MOST_TRAINING_ROWS = 2900
 MOST_TEST_ROWS = 2000
+FEW, MOST_OTHERS, NUM_DRAWS_OF_ROWS = 20, 500, 50
 
 
 class Column(NamedTuple):
@@ -55,15 +56,15 @@ def with_gaps(dataset: UCIDataset, *, seed: int) -> UCIDataset:
     return replace(dataset, splits=tuple(splits))
 
 
-def few_rows(dataset: UCIDataset, *, num_train: int, num_test: int, num_splits: int) -> UCIDataset:
-    """Return the set with splits of ``num_train`` rows and up to ``num_test`` others.
+def few_rows(dataset: UCIDataset) -> UCIDataset:
+    """Return the set with splits of :data:`FEW` rows and up to :data:`MOST_OTHERS` others.
 
     The k-th split is drawn from the seed k alone.
     """
     splits = []
-    for k in range(num_splits):
+    for k in range(NUM_DRAWS_OF_ROWS):
         order = np.random.default_rng(k).permutation(len(dataset.y))
-        splits.append(Split(order[:num_train], order[num_train : num_train + num_test]))
+        splits.append(Split(order[:FEW], order[FEW : FEW + MOST_OTHERS]))
     return replace(dataset, splits=tuple(splits))
 
 

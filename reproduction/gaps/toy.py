@@ -57,10 +57,10 @@ def prior_variance(plan: BlockPlan) -> float:
 
 def hadamard(size: int) -> NDArray[np.float64]:
     """Return the orthonormal Walsh-Hadamard matrix."""
-    matrix = np.ones((1, 1))
+    matrix: NDArray[np.float64] = np.full((1, 1), size**-0.5)
     while len(matrix) < size:
         matrix = np.block([[matrix, matrix], [matrix, -matrix]])
-    return matrix / np.sqrt(size)
+    return matrix
 
 
 def network(parameters: Parameters, x: Any, xp: ModuleType = np) -> Any:

@@ -39,7 +39,8 @@ def read_toy(folder: Path) -> dict[str, ToyFit]:
     found = {}
     if (folder / NUTS_FILE).is_file():
         record = json.loads((folder / NUTS_FILE).read_text())
-        found[NUTS] = ToyFit(*map(np.array, (record["mean"], record["std"])), record["rhat"])
+        mean, std = np.array(record["mean"]), np.array(record["std"])
+        found[NUTS] = ToyFit(mean, std, record["rhat"])
     for record in RecordStore(folder / FITS_FILE).read().values():
         found[record["method"]] = ToyFit(np.array(record["mean"]), np.array(record["std"]))
     return found

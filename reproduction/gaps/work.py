@@ -26,7 +26,6 @@ from whvi.tabular import WHVIGPRegressor, WHVIRegressor
 
 FILES = {"gaps": "records.jsonl", "literature": "literature.jsonl", "few": "few.jsonl"}
 """Of the records of every part."""
-FEW = {"num_train": 20, "num_test": 500, "num_splits": 50}
 LEVELS = (0.5, 0.9)
 _QUICK_STEPS = 60
 
@@ -96,7 +95,7 @@ def split_dataset(dataset: UCIDataset, part: str, *, seed: int) -> UCIDataset:
     """Return the set with the splits of a part of the experiment."""
     if part == "gaps":
         return with_gaps(dataset, seed=seed)
-    return few_rows(dataset, **FEW) if part == "few" else dataset
+    return few_rows(dataset) if part == "few" else dataset
 
 
 def scores(predictive: Predictive, y: Tensor) -> dict[str, float]:
@@ -115,4 +114,5 @@ def scores(predictive: Predictive, y: Tensor) -> dict[str, float]:
 
 def _make_estimator(name: str, seed: int, *, quick: bool) -> Any:
     kind = {"WHVIRegressor": WHVIRegressor, "WHVIGPRegressor": WHVIGPRegressor}[name]
-    return kind(random_state=seed, **({"max_iter": _QUICK_STEPS} if quick else {}))
+    options: dict[str, Any] = {"max_iter": _QUICK_STEPS} if quick else {}
+    return kind(random_state=seed, **options)

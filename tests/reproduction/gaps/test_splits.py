@@ -45,10 +45,12 @@ def test_long_parts_are_drawn_with_the_seed() -> None:
 
 
 def test_few_rows_depend_on_their_own_seed_alone() -> None:
-    few = few_rows(dataset(60), num_train=20, num_test=30, num_splits=3).splits
-    more = few_rows(dataset(60), num_train=20, num_test=500, num_splits=5).splits
-    assert len(few) == 3
-    for one, another in zip(few, more, strict=False):
-        assert np.array_equal(one.train, another.train)
-        assert (len(one.test), len(another.test)) == (30, 40)
-        assert not set(another.train) & set(another.test)
+    small, large = (few_rows(dataset(num_rows)).splits for num_rows in (60, 9000))
+    assert len(small) == len(large) == splits.NUM_DRAWS_OF_ROWS
+    assert {len(train) for train, _ in (*small, *large)} == {splits.FEW}
+    assert {len(test) for _, test in small} == {40}
+    assert {len(test) for _, test in large} == {splits.MOST_OTHERS}
+    assert not any(set(train) & set(test) for train, test in (*small, *large))
+    assert set(small[0].train) != set(small[1].train)
+    order = np.random.default_rng(3).permutation(60)
+    assert np.array_equal(small[3].train, order[:20])
