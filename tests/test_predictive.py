@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from whvi import metrics
 from whvi.errors import ConfigError, DataError, NumericalError, ShapeError
 from whvi.predictive import Predictive, align_targets
 from whvi.predictive.numerics import regularized_incomplete_beta
@@ -407,3 +408,100 @@ def test_repr_names_family_and_sizes() -> None:
     assert repr(FAMILIES["poisson"][0]()) == (
         "Predictive(Poisson, batch_shape=(), num_components=6, num_rows=7, num_outputs=1)"
     )
+
+
+# Weights -----------------------------------------------------------------------------------------
+
+
+def two_parts(generator, num_rows=7):
+    loc = torch.randn(5, num_rows, generator=generator, dtype=torch.float64)
+    near = Predictive.gaussian(loc[:3], torch.full_like(loc[:3], 0.3))
+    far = Predictive.gaussian(loc[3:], torch.full_like(loc[3:], 2.0), torch.full_like(loc[3:], 1.9))
+    share = torch.rand(num_rows, generator=generator, dtype=torch.float64)
+    return near, far, share
+
+
+def test_mix_is_the_weighted_sum_of_densities(generator):
+    near, far, share = two_parts(generator)
+    y = torch.randn(7, generator=generator, dtype=torch.float64)
+    mixed = Predictive.mix([near, far], [1 - share, share])
+    density = (1 - share) * near.log_prob(y).exp() + share * far.log_prob(y).exp()
+    torch.testing.assert_close(mixed.log_prob(y), density.log())
+    torch.testing.assert_close(mixed.cdf(y), (1 - share) * near.cdf(y) + share * far.cdf(y))
+    torch.testing.assert_close(mixed.mean, (1 - share) * near.mean + share * far.mean)
+    second = (1 - share) * (near.variance + near.mean**2) + share * (far.variance + far.mean**2)
+    torch.testing.assert_close(mixed.variance, second - mixed.mean**2)
+    torch.testing.assert_close(mixed.cdf(mixed.quantile(0.3)), torch.full_like(share, 0.3))
+    torch.testing.assert_close(mixed.variance, mixed.epistemic**2 + mixed.aleatoric**2)
+    noise = (1 - share) * 0.3**2 + share * (2.0**2 - 1.9**2)
+    torch.testing.assert_close(mixed.aleatoric, noise.sqrt())
+
+
+def test_equal_shares_are_the_plain_mixture(generator):
+    loc = torch.randn(4, 6, generator=generator, dtype=torch.float64)
+    scale = torch.rand(4, 6, generator=generator, dtype=torch.float64) + 0.1
+    y = torch.randn(6, generator=generator, dtype=torch.float64)
+    whole = Predictive.gaussian(loc, scale)
+    parts = [Predictive.gaussian(loc[k : k + 2], scale[k : k + 2]) for k in (0, 2)]
+    mixed = Predictive.mix(parts, [0.5, 0.5])
+    for name in ("mean", "std", "epistemic", "aleatoric"):
+        torch.testing.assert_close(getattr(mixed, name), getattr(whole, name))
+    torch.testing.assert_close(mixed.log_prob(y), whole.log_prob(y))
+    torch.testing.assert_close(metrics.crps(mixed, y), metrics.crps(whole, y))
+
+
+def test_weights_follow_rows_and_replicas(generator):
+    near, far, share = two_parts(generator)
+    mixed = Predictive.mix([near, far], [1 - share, share])
+    y = torch.randn(7, generator=generator, dtype=torch.float64)
+    torch.testing.assert_close(mixed[[5, 1]].log_prob(y[[5, 1]]), mixed.log_prob(y)[[5, 1]])
+    again = Predictive.cat([mixed[:3], mixed[3:]])
+    torch.testing.assert_close(again.log_prob(y), mixed.log_prob(y))
+    stacked = Predictive(
+        type(mixed._components)(*(torch.stack([p, p + 1]) for p in mixed._components.parameters)),
+        batch_dims=1,
+        weights=torch.stack([mixed.weights, mixed.weights.flip(0)]),
+    )
+    first, second = stacked.unbind()
+    torch.testing.assert_close(first.log_prob(y), mixed.log_prob(y))
+    density = (first.log_prob(y).exp() + second.log_prob(y).exp()) / 2
+    torch.testing.assert_close(stacked.pool().log_prob(y), density.log())
+
+
+def test_draws_of_a_weighted_mixture_have_its_moments(generator):
+    near, far, share = two_parts(generator)
+    mixed = Predictive.mix([near, far], [1 - share, share])
+    draws = mixed.sample(200_000, generator=generator)
+    assert draws.shape == (200_000, 7)
+    torch.testing.assert_close(draws.mean(0), mixed.mean, atol=0.03, rtol=0)
+    torch.testing.assert_close(draws.std(0), mixed.std, atol=0.03, rtol=0.02)
+
+
+def test_crps_of_a_weighted_mixture_is_that_of_its_cdf(generator):
+    near, far, share = two_parts(generator)
+    mixed = Predictive.mix([near, far], [1 - share, share])
+    y = torch.randn(7, generator=generator, dtype=torch.float64)
+    grid = torch.linspace(-40, 40, 40_001, dtype=torch.float64)
+    cdf = torch.stack([mixed.cdf(float(at)) for at in grid])
+    exact = torch.trapezoid((cdf - (y <= grid[:, None]).double()).square(), grid, dim=0).mean()
+    torch.testing.assert_close(metrics.crps(mixed, y), exact, rtol=1e-3, atol=0)
+
+
+@pytest.mark.parametrize("weights", [[0.5, 0.6], [1.2, -0.2]])
+def test_mix_refuses_weights_that_are_none(generator, weights):
+    near, far, _ = two_parts(generator)
+    with pytest.raises(ConfigError, match="sum to 1"):
+        Predictive.mix([near, far], weights)
+
+
+def test_mix_refuses_other_rows_and_families(generator):
+    near, far, _ = two_parts(generator)
+    with pytest.raises(ShapeError, match="cannot mix"):
+        Predictive.mix([near, far[:3]], [0.5, 0.5])
+    with pytest.raises(ShapeError, match="cannot mix"):
+        Predictive.mix([near, Predictive.poisson(torch.ones(2, 7))], [0.5, 0.5])
+
+
+def test_a_spread_is_part_of_the_scale():
+    with pytest.raises(DataError, match="spread must be between 0 and scale"):
+        Predictive.gaussian(torch.zeros(1, 2), torch.ones(1, 2), torch.full((1, 2), 1.5))

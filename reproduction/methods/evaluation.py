@@ -11,11 +11,11 @@ from torch import Tensor
 
 from reproduction.data import UCIDataset, count_duplicates, stack_replicas, standardize_replicas
 from reproduction.methods import Method
+from reproduction.methods.calibration import rescaled
 from reproduction.methods.selection import Choice, groups, predict
 from reproduction.records import Record, software_versions
 from whvi.metrics import coverage, crps, mnll, rmse
 from whvi.predictive import Predictive
-from whvi.tabular.calibration import rescaled
 
 _DRAWS = 200
 

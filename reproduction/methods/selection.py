@@ -29,8 +29,9 @@ from reproduction.data import (
     train_validation_split,
 )
 from reproduction.methods import DataSize, Fitted, Method, Settings
+from reproduction.methods.calibration import FACTORS, mnll_by_factor, pool_members
 from whvi.predictive import Predictive
-from whvi.tabular.calibration import FACTORS, best_factor, mnll_by_factor, pool_members
+from whvi.tabular.calibration import best_factor
 
 VALIDATION_FRACTION = 0.15
 _SMALL = 5000  # training rows below which the scores of several inner parts are averaged
@@ -177,7 +178,7 @@ def _score(
     )
     rmse = square_error.unflatten(0, (-1, repeats)).mean(1).sqrt()
     curves = curves.unflatten(0, (-1, repeats)).mean(1)
-    best = best_factor(curves, repeats * scaled.y_test.shape[1], is_mixture=is_mixture)
+    best = best_factor(curves, repeats * scaled.y_test.shape[1], FACTORS, is_mixture=is_mixture)
     mnll = curves.gather(-1, best.unsqueeze(-1)).squeeze(-1)
     return [
         {"rmse": r, "mnll": m, "noise_factor": f}

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
         kl,
     )
     from whvi.layers.summary import summary
+    from whvi.linearized import LinearizedPosterior, linearize
     from whvi.models.mlp import mlp
     from whvi.predictive import Predictive
     from whvi.sampling import LocalReparameterization, MeanWeights, WeightDraws, sampling
@@ -48,6 +49,7 @@ __all__ = [
     "Elbo",
     "FastfoodFeatures",
     "FitConfig",
+    "LinearizedPosterior",
     "LocalReparameterization",
     "MCDropout",
     "MeanFieldConv1d",
@@ -72,6 +74,7 @@ __all__ = [
     "fwht",
     "fwht_",
     "kl",
+    "linearize",
     "load_model",
     "mean_function",
     "mlp",
@@ -92,6 +95,7 @@ _HOMES = {
         *("MCDropout", "MeanFieldConv1d", "MeanFieldConv2d", "MeanFieldConv3d", "MeanFieldLinear"),
         *("WHVIConv1d", "WHVIConv2d", "WHVIConv3d", "WHVILinear", "kl", "summary"),
     ),
+    "whvi.linearized": ("LinearizedPosterior", "linearize"),
     "whvi.models.mlp": ("mlp",),
     "whvi.predictive": ("Predictive",),
     "whvi.functional": ("dense_matrix", "noisy_structured_product", "structured_product"),

@@ -96,30 +96,34 @@ def crps(predictive: Predictive, y: Tensor) -> Tensor:
     _check_same("predictive mean", predictive.mean, y)
     gaussian = predictive.gaussian_components()
     if gaussian is not None:
-        return _crps_gaussian(*gaussian, y).mean()
+        return _crps_gaussian(*gaussian, y, predictive.weights).mean()
     return (_crps_sum if predictive.discrete else _crps_quadrature)(predictive, y).mean()
 
 
-def _crps_gaussian(loc: Tensor, scale: Tensor, y: Tensor) -> Tensor:
-    r"""Return the CRPS of equal Gaussian mixtures (Grimit et al., 2006), per target.
+def _crps_gaussian(loc: Tensor, scale: Tensor, y: Tensor, weights: Tensor | None = None) -> Tensor:
+    r"""Return the CRPS of Gaussian mixtures (Grimit et al., 2006), per target.
 
-    :math:`\frac1S \sum_s A(y - \mu_s, \sigma_s) - \frac{1}{2S^2} \sum_{s,t}
+    :math:`\sum_s w_s A(y - \mu_s, \sigma_s) - \tfrac12 \sum_{s,t} w_s w_t
     A(\mu_s - \mu_t, \sqrt{\sigma_s^2 + \sigma_t^2})` with
     :math:`A(m, \sigma) = E|N(m, \sigma^2)|`. Pairs are formed for a block of rows at a time.
     """
     num = loc.shape[0]
+    if weights is None:
+        weights = loc.new_full((num, loc.shape[1]), 1 / num)
+    weights = weights[(..., *[None] * (loc.dim() - 2))].expand(loc.shape).reshape(num, -1)
     flat_loc, flat_scale = loc.reshape(num, -1), scale.reshape(num, -1)
-    error = _mean_absolute(y.reshape(-1) - flat_loc, flat_scale).mean(0)
+    error = (weights * _mean_absolute(y.reshape(-1) - flat_loc, flat_scale)).sum(0)
     size = max(1, _PAIRS_AT_ONCE // num**2)
-    blocks = zip(flat_loc.split(size, 1), flat_scale.split(size, 1), strict=True)
-    spread = torch.cat([_pairwise_spread(*block) for block in blocks])
+    parts = (flat_loc.split(size, 1), flat_scale.split(size, 1), weights.split(size, 1))
+    spread = torch.cat([_pairwise_spread(*block) for block in zip(*parts, strict=True)])
     return (error - spread / 2).reshape(y.shape)
 
 
-def _pairwise_spread(loc: Tensor, scale: Tensor) -> Tensor:
+def _pairwise_spread(loc: Tensor, scale: Tensor, weights: Tensor) -> Tensor:
     """Return ``E|X - X'|`` of mixtures with parameters ``(S, rows)``."""
     pair_scale = torch.hypot(scale[:, None], scale[None])
-    return _mean_absolute(loc[:, None] - loc[None], pair_scale).mean((0, 1))
+    distance = _mean_absolute(loc[:, None] - loc[None], pair_scale)
+    return torch.einsum("sn,stn,tn->n", weights, distance, weights)
 
 
 def _mean_absolute(mean: Tensor, scale: Tensor) -> Tensor:

@@ -59,13 +59,6 @@ class BlockPlan(NamedTuple):
         """Entries of the dense matrix this plan stands for."""
         return self.in_features * self.out_features
 
-    @property
-    def is_exact(self) -> bool:
-        """Whether nothing is padded or trimmed."""
-        if self.is_column:
-            return self.block_size**2 == self.num_weights
-        return (self.in_features, self.out_features) == (self.block_size, self.vector_size)
-
 
 class Views(NamedTuple):
     """Shapes that state a product as a broadcast over leading axes.

@@ -60,10 +60,10 @@ def plot_bands(
 def epistemic_band(predictive: Predictive, level: float) -> Interval:
     """Return the central band of the function values, without noise, at probability ``level``.
 
-    For Gaussian components these are quantiles over the draws, for other families quantiles of a
-    normal distribution with the predictive's mean and epistemic standard deviation.
+    For equally weighted Gaussian components these are quantiles over the draws, else quantiles of
+    a normal distribution with the predictive's mean and epistemic standard deviation.
     """
-    components = predictive.gaussian_components()
+    components = None if predictive.weights is not None else predictive.gaussian_components()
     draws = None if components is None else components[0]
     return _band(draws, predictive.mean, predictive.epistemic, level)
 
@@ -115,7 +115,11 @@ def feature_effect(
         return Effect(tuple(values), probability, None)
     mean = torch.stack([p.mean.mean() for p in predictives])
     std = torch.stack([p.epistemic.mean() for p in predictives])
-    each = [components[0].mean(-1) for p in predictives if (components := p.gaussian_components())]
+    each = [
+        components[0].mean(-1)
+        for p in predictives
+        if p.weights is None and (components := p.gaussian_components())
+    ]
     draws = torch.stack(each, dim=-1) if each else None
     return Effect(tuple(values), mean, _band(draws, mean, std, level))
 

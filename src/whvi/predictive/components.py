@@ -1,4 +1,7 @@
-"""Mixture components: the distribution of the targets given one draw of the network."""
+"""Mixture components: the distribution of the targets given one draw of the network.
+
+With what mixtures need besides: checks of parameters and targets, and inverses of a cdf.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +13,11 @@ from typing import NoReturn, final
 import torch
 from torch import Tensor
 
-from whvi.errors import ConfigError
+from whvi.errors import ConfigError, DataError, NumericalError, ShapeError
 from whvi.predictive.numerics import regularized_incomplete_beta, student_t_log_prob
 
 _LOG_2PI = math.log(2 * math.pi)
+_EPS = torch.finfo(torch.float64).eps
 
 
 class Components(ABC):
@@ -44,6 +48,10 @@ class Components(ABC):
         """Variance of each component."""
         self._refuse("variance; use entropy()")
 
+    def function_variance(self) -> Tensor | None:
+        """Part of the variance that is not noise, for components that are not single functions."""
+        return None
+
     def cdf(self, y: Tensor) -> Tensor:
         """Probability of at most ``y``."""
         self._refuse("cdf, quantiles or intervals; use probs")
@@ -63,6 +71,8 @@ class Components(ABC):
 
 @final
 class Gaussian(Components):
+    """Parameters loc, scale, and for components that are not single functions their spread."""
+
     name = "Gaussian"
 
     def mean(self) -> Tensor:
@@ -71,17 +81,20 @@ class Gaussian(Components):
     def variance(self) -> Tensor:
         return self.parameters[1].square()
 
+    def function_variance(self) -> Tensor | None:
+        return self.parameters[2].square() if len(self.parameters) == 3 else None
+
     def cdf(self, y: Tensor) -> Tensor:
-        loc, scale = self.parameters
+        loc, scale = self.parameters[:2]
         value: Tensor = torch.special.ndtr((y - loc) / scale)
         return value
 
     def log_prob(self, y: Tensor) -> Tensor:
-        loc, scale = self.parameters
+        loc, scale = self.parameters[:2]
         return -0.5 * (((y - loc) / scale).square() + _LOG_2PI) - scale.log()
 
     def sample(self, generator: torch.Generator | None) -> Tensor:
-        loc, scale = self.parameters
+        loc, scale = self.parameters[:2]
         noise = torch.randn(loc.shape, generator=generator, dtype=loc.dtype, device=loc.device)
         return loc + scale * noise
 
@@ -199,3 +212,101 @@ class Categorical(Components):
 
     def class_probs(self) -> Tensor:
         return self.parameters[0].softmax(-1)
+
+
+# Checks --------------------------------------------------------------------------------------
+
+
+def align_targets(
+    y: Tensor, batch_shape: tuple[int, ...], num_rows: int, num_outputs: int
+) -> Tensor:
+    """View targets as ``(..., 1, N, O)``, broadcastable with function values ``(*batch, S, N, O)``.
+
+    Accepts ``(*batch_shape, N, O)`` and ``(N, O)`` (shared by all replicas), and for one output
+    also ``(*batch_shape, N)`` and ``(N,)``. Any other shape raises :class:`ShapeError`.
+    """
+    shape = tuple(y.shape)
+    if shape == (*batch_shape, num_rows, num_outputs) or shape == (num_rows, num_outputs):
+        return y.unsqueeze(-3)
+    if num_outputs == 1 and (shape == (*batch_shape, num_rows) or shape == (num_rows,)):
+        return y.unsqueeze(-1).unsqueeze(-3)
+    expected = [(*batch_shape, num_rows, num_outputs), (num_rows, num_outputs)]
+    if num_outputs == 1:
+        expected += [(*batch_shape, num_rows), (num_rows,)]
+    names = " or ".join(str(option) for option in dict.fromkeys(expected))
+    raise ShapeError(
+        f"targets have shape {shape}, but function values have {num_rows} rows, {num_outputs} "
+        f"output(s) and batch_shape {tuple(batch_shape)}: reshape the targets to {names}"
+    )
+
+
+def wide(**parameters: Tensor) -> list[Tensor]:
+    """Expand parameters to the shape of the first, in float64; raise if any is not finite."""
+    for name, p in parameters.items():
+        bad = ~torch.isfinite(p.detach())
+        if bool(bad.any()):
+            where = tuple(bad.nonzero()[0].tolist())
+            raise NumericalError(
+                f"predictive parameter {name} holds {int(bad.sum())} values that are not finite "
+                f"(first: {p[where].item()} at index {where}); the network's outputs overflowed"
+            )
+    first, *others = parameters.values()
+    try:
+        return [first.double(), *(p.double().expand(first.shape) for p in others)]
+    except RuntimeError as error:
+        shapes = {name: tuple(p.shape) for name, p in parameters.items()}
+        raise ShapeError(f"all parameters must fit the shape of the first: {shapes}") from error
+
+
+def check_range(name: str, p: Tensor, possible: Tensor, range_: str) -> None:
+    """Refuse a parameter that is not ``possible`` everywhere."""
+    if not bool(possible.all()):
+        raise DataError(f"{name} must be {range_}, got {p.min().item()}")
+
+
+# Inverses of a cdf ----------------------------------------------------------------------------
+
+
+def smallest_integer(
+    cdf: Callable[[Tensor], Tensor], q: float, lower: Tensor, upper: Tensor
+) -> Tensor:
+    """Return the smallest integer ``k`` with ``cdf(k) >= q``.
+
+    Bisection from integers with ``cdf(lower) < q <= cdf(upper)``.
+    """
+    lower = lower.clamp_min(-1)
+    while bool((upper - lower > 1).any()):
+        middle = ((lower + upper) / 2).floor()
+        above = cdf(middle) >= q
+        upper, lower = torch.where(above, middle, upper), torch.where(above, lower, middle)
+    return upper
+
+
+def root(
+    cdf: Callable[[Tensor], Tensor],
+    density: Callable[[Tensor], Tensor],
+    q: float,
+    lower: Tensor,
+    upper: Tensor,
+) -> Tensor:
+    """Solve ``cdf(x) = q`` by Newton steps, replaced by bisection where they do not help.
+
+    ``lower`` and ``upper`` are Cantelli's bounds, ``std / sqrt(q (1 - q))`` apart. An entry that
+    has converged is not updated any more: its root does not depend on the other entries.
+    """
+    moving = torch.ones_like(lower, dtype=torch.bool)
+    x, previous = (lower + upper) / 2, torch.full_like(lower, math.inf)
+    std = (upper - lower) * math.sqrt(q * (1 - q))
+    for _ in range(200):
+        gap = cdf(x) - q
+        upper, lower = torch.where(gap >= 0, x, upper), torch.where(gap < 0, x, lower)
+        newton = x - gap / density(x)
+        helps = (newton >= lower) & (newton <= upper) & (gap.abs() < previous / 2)
+        step = torch.where(helps, newton, (lower + upper) / 2)
+        step = torch.where(gap.abs() <= 8 * _EPS * q, x, step)  # at the cdf's precision
+        step = torch.where(moving, step, x)
+        moved, x, previous = (step - x).abs(), step, gap.abs()
+        moving &= moved > 2 * _EPS * (x.abs() + std)
+        if not bool(moving.any()):
+            break
+    return x

@@ -1,7 +1,8 @@
-r"""The predictive distribution of every row: an equally weighted mixture over network draws.
+r"""The predictive distribution of every row: a mixture over network draws.
 
-.. math:: p(y_n \mid x_n) = \frac{1}{S} \sum_{s=1}^{S} p(y_n \mid f^{(s)}(x_n))
+.. math:: p(y_n \mid x_n) = \sum_{s=1}^{S} w_{sn} \, p(y_n \mid f^{(s)}(x_n))
 
+The weights are equal, ``w = 1/S``, unless mixtures were joined by :meth:`Predictive.mix`.
 Component parameters have shape ``(*batch_shape, S, N)`` for one output and
 ``(*batch_shape, S, N, O)`` for several. Results drop the component axis ``S``: one output gives
 ``(*batch_shape, N)``. Everything is in the units of ``y`` and computed in float64.
@@ -17,7 +18,7 @@ import torch
 from torch import Tensor
 
 from whvi._checks import check_positive_int
-from whvi.errors import ConfigError, DataError, NumericalError, ShapeError
+from whvi.errors import ConfigError, ShapeError
 from whvi.predictive.components import (
     Bernoulli,
     Categorical,
@@ -25,33 +26,14 @@ from whvi.predictive.components import (
     Gaussian,
     Poisson,
     StudentT,
+    align_targets,
+    check_range,
+    root,
+    smallest_integer,
+    wide,
 )
-from whvi.predictive.numerics import root, smallest_integer
 
 _CHUNK_ELEMENTS = 1 << 19  # components × rows × outputs per chunk of quantiles: a few MB
-
-
-def align_targets(
-    y: Tensor, batch_shape: tuple[int, ...], num_rows: int, num_outputs: int
-) -> Tensor:
-    """View targets as ``(..., 1, N, O)``, broadcastable with function values ``(*batch, S, N, O)``.
-
-    Accepts ``(*batch_shape, N, O)`` and ``(N, O)`` (shared by all replicas), and for one output
-    also ``(*batch_shape, N)`` and ``(N,)``. Any other shape raises :class:`ShapeError`.
-    """
-    shape = tuple(y.shape)
-    if shape == (*batch_shape, num_rows, num_outputs) or shape == (num_rows, num_outputs):
-        return y.unsqueeze(-3)
-    if num_outputs == 1 and (shape == (*batch_shape, num_rows) or shape == (num_rows,)):
-        return y.unsqueeze(-1).unsqueeze(-3)
-    expected = [(*batch_shape, num_rows, num_outputs), (num_rows, num_outputs)]
-    if num_outputs == 1:
-        expected += [(*batch_shape, num_rows), (num_rows,)]
-    names = " or ".join(str(option) for option in dict.fromkeys(expected))
-    raise ShapeError(
-        f"targets have shape {shape}, but function values have {num_rows} rows, {num_outputs} "
-        f"output(s) and batch_shape {tuple(batch_shape)}: reshape the targets to {names}"
-    )
 
 
 class Interval(NamedTuple):
@@ -63,16 +45,22 @@ class Interval(NamedTuple):
 
 @final
 class Predictive:
-    """An equally weighted mixture of S distributions in every row.
+    """A mixture of S distributions in every row.
 
     Returned by ``likelihood.predictive(f)``, or built with :meth:`gaussian`, :meth:`student_t`,
     :meth:`poisson`, :meth:`bernoulli` or :meth:`categorical` from parameters of shape
     ``(*batch_shape, S, N[, O])``. The first ``batch_dims`` axes are replicas, each with a mixture
     of its own; :meth:`pool` merges them.
+
+    Attributes:
+        weights: Of the components, ``(*batch_shape, S, N)``; ``None`` if they are equal.
     """
 
-    def __init__(self, components: Components, *, batch_dims: int = 0) -> None:
+    def __init__(
+        self, components: Components, *, batch_dims: int = 0, weights: Tensor | None = None
+    ) -> None:
         self._components = components
+        self.weights = weights
         self._axis = batch_dims  # the component axis of parameters, the row axis of results
         shape = tuple(components.parameters[0].shape)
         layout = shape[: len(shape) - components.event_dims]
@@ -89,38 +77,48 @@ class Predictive:
         self._output_shape = layout[batch_dims + 2 :]
 
     @classmethod
-    def gaussian(cls, loc: Tensor, scale: Tensor, *, batch_dims: int = 0) -> Predictive:
-        """Mix Gaussians with means ``loc`` and standard deviations ``scale``."""
-        loc, scale = _wide(loc=loc, scale=scale)
-        _check_range("scale", scale, scale > 0, "above 0")
-        return cls(Gaussian(loc, scale), batch_dims=batch_dims)
+    def gaussian(
+        cls, loc: Tensor, scale: Tensor, spread: Tensor | None = None, *, batch_dims: int = 0
+    ) -> Predictive:
+        """Mix Gaussians with means ``loc`` and standard deviations ``scale``.
+
+        ``spread``, if given, is the standard deviation of the function value within a component:
+        the part of ``scale`` that is epistemic.
+        """
+        loc, scale = wide(loc=loc, scale=scale)
+        check_range("scale", scale, scale > 0, "above 0")
+        if spread is None:
+            return cls(Gaussian(loc, scale), batch_dims=batch_dims)
+        _, spread = wide(loc=loc, spread=spread)
+        check_range("spread", spread, (spread >= 0) & (spread <= scale), "between 0 and scale")
+        return cls(Gaussian(loc, scale, spread), batch_dims=batch_dims)
 
     @classmethod
     def student_t(
         cls, loc: Tensor, scale: Tensor, df: Tensor, *, batch_dims: int = 0
     ) -> Predictive:
         """Mix Student-t distributions with standard deviations ``scale·sqrt(df / (df − 2))``."""
-        loc, scale, df = _wide(loc=loc, scale=scale, df=df)
-        _check_range("scale", scale, scale > 0, "above 0")
-        _check_range("df", df, df > 2, "above 2")
+        loc, scale, df = wide(loc=loc, scale=scale, df=df)
+        check_range("scale", scale, scale > 0, "above 0")
+        check_range("df", df, df > 2, "above 2")
         return cls(StudentT(loc, scale, df), batch_dims=batch_dims)
 
     @classmethod
     def poisson(cls, rate: Tensor, *, batch_dims: int = 0) -> Predictive:
         """Mix Poisson distributions with means ``rate``."""
-        (rate,) = _wide(rate=rate)
-        _check_range("rate", rate, rate >= 0, "at least 0")
+        (rate,) = wide(rate=rate)
+        check_range("rate", rate, rate >= 0, "at least 0")
         return cls(Poisson(rate), batch_dims=batch_dims)
 
     @classmethod
     def bernoulli(cls, logits: Tensor, *, batch_dims: int = 0) -> Predictive:
         """Mix Bernoulli distributions with ``P(y = 1) = sigmoid(logits)``."""
-        return cls(Bernoulli(*_wide(logits=logits)), batch_dims=batch_dims)
+        return cls(Bernoulli(*wide(logits=logits)), batch_dims=batch_dims)
 
     @classmethod
     def categorical(cls, logits: Tensor, *, batch_dims: int = 0) -> Predictive:
         """Mix categorical distributions with ``P(y = c) = softmax(logits, -1)[..., c]``."""
-        return cls(Categorical(*_wide(logits=logits)), batch_dims=batch_dims)
+        return cls(Categorical(*wide(logits=logits)), batch_dims=batch_dims)
 
     # Rows, replicas ------------------------------------------------------------------------
 
@@ -141,7 +139,9 @@ class Predictive:
                 raise IndexError(f"row {rows} of a predictive with {self.num_rows} rows")
             rows = [rows]
         index = (*[slice(None)] * (self._axis + 1), rows)
-        return Predictive(self._components.map(lambda p: p[index]), batch_dims=self._axis)
+        weights = None if self.weights is None else self.weights[index]
+        selected = self._components.map(lambda p: p[index])
+        return Predictive(selected, batch_dims=self._axis, weights=weights)
 
     def unbind(self) -> list[Predictive]:
         """Split the first replica axis: one predictive per replica."""
@@ -149,11 +149,47 @@ class Predictive:
             raise ShapeError("this predictive has no replicas to unbind: batch_shape is ()")
         family, axes = type(self._components), self._axis - 1
         replicas = zip(*(p.unbind() for p in self._components.parameters), strict=True)
-        return [Predictive(family(*parameters), batch_dims=axes) for parameters in replicas]
+        weights = [None] * self.batch_shape[0] if self.weights is None else self.weights.unbind()
+        return [
+            Predictive(family(*parameters), batch_dims=axes, weights=w)
+            for parameters, w in zip(replicas, weights, strict=True)
+        ]
 
     def pool(self) -> Predictive:
         """Merge replicas and draws into one mixture of R·S components: a deep ensemble."""
-        return Predictive(self._components.map(lambda p: p.flatten(0, self._axis)))
+        weights = self.weights
+        if weights is not None:
+            weights = weights.flatten(0, self._axis) / math.prod(self.batch_shape)
+        return Predictive(self._components.map(lambda p: p.flatten(0, self._axis)), weights=weights)
+
+    @staticmethod
+    def mix(parts: Sequence[Predictive], weights: Sequence[Tensor | float]) -> Predictive:
+        """Mix predictives of the same rows and family: ``Σ_k weights[k] · p_k(y)``.
+
+        Args:
+            parts: Without replicas; :meth:`pool` merges them.
+            weights: One per part, a number or one for every row ``(N,)``; they sum to 1.
+        """
+        kinds = {(type(p._components), p.num_rows, p._output_shape) for p in parts}
+        if len(kinds) != 1 or any(p.batch_shape for p in parts):
+            raise ShapeError(f"cannot mix different predictives, or replicas: {list(parts)}")
+        shares = [
+            torch.as_tensor(w, dtype=torch.float64).to(p._weights()).expand(p.num_rows)
+            for p, w in zip(parts, weights, strict=True)
+        ]
+        total = torch.stack(shares).sum(0)
+        if not torch.allclose(total, torch.ones_like(total)) or torch.stack(shares).min() < 0:
+            raise ConfigError("weights of a mixture must be positive and sum to 1 in every row")
+        each = [share * p._weights() for share, p in zip(shares, parts, strict=True)]
+        return Predictive(_joined([p._components for p in parts]), weights=torch.cat(each))
+
+    def _weights(self) -> Tensor:
+        """Return the weights ``(*batch_shape, S, N)``, written out if they are equal."""
+        if self.weights is not None:
+            return self.weights
+        shape = (*self.batch_shape, self.num_components, self.num_rows)
+        like = self._components.parameters[0]
+        return like.new_full((), 1 / self.num_components).expand(shape)
 
     @staticmethod
     def cat(parts: Sequence[Predictive]) -> Predictive:
@@ -167,19 +203,23 @@ class Predictive:
         axis = parts[0]._axis
         columns = zip(*(p._components.parameters for p in parts), strict=True)
         joined = [torch.cat(column, dim=axis + 1) for column in columns]
-        return Predictive(type(parts[0]._components)(*joined), batch_dims=axis)
+        weights = None
+        if any(p.weights is not None for p in parts):
+            weights = torch.cat([p._weights() for p in parts], dim=axis + 1)
+        family = type(parts[0]._components)
+        return Predictive(family(*joined), batch_dims=axis, weights=weights)
 
     # Moments -------------------------------------------------------------------------------
 
     @property
     def mean(self) -> Tensor:
         """Mean, in the units of ``y`` (``P(y = 1)`` for Bernoulli)."""
-        return self._components.mean().mean(self._axis)
+        return self._average(self._components.mean())
 
     @property
     def variance(self) -> Tensor:
         """Total variance, noise included: ``epistemic**2 + aleatoric**2``."""
-        return self._between() + self._components.variance().mean(self._axis)
+        return self._between() + self._average(self._components.variance())
 
     @property
     def std(self) -> Tensor:
@@ -188,18 +228,20 @@ class Predictive:
 
     @property
     def epistemic(self) -> Tensor:
-        """Standard deviation of the components' means, which more data would reduce."""
-        return self._between().sqrt()
+        """Standard deviation of the function values, which more data would reduce."""
+        between, within = self._between(), self._components.function_variance()
+        return (between if within is None else between + self._average(within)).sqrt()
 
     @property
     def aleatoric(self) -> Tensor:
         """Standard deviation of the noise: the root of the components' mean variance."""
-        return self._components.variance().mean(self._axis).sqrt()
+        noise, within = self._components.variance(), self._components.function_variance()
+        return self._average(noise if within is None else noise - within).sqrt()
 
     # Distribution --------------------------------------------------------------------------
 
     def log_prob(self, y: Tensor) -> Tensor:
-        """Return ``log p(y) = log mean_s p(y | s)`` in nats, shape ``(*batch_shape, N)``.
+        """Return ``log p(y) = log Σ_s w_s p(y | s)`` in nats, shape ``(*batch_shape, N)``.
 
         The density is joint over the outputs of a row. Targets outside a discrete support have
         probability zero; NaN targets give NaN.
@@ -207,11 +249,13 @@ class Predictive:
         per_draw = self._components.log_prob(self._align(y))
         if self._output_shape:
             per_draw = per_draw.sum(-1)
+        if self.weights is not None:
+            return (per_draw + self.weights.log()).logsumexp(self._axis)
         return per_draw.logsumexp(self._axis) - math.log(self.num_components)
 
     def cdf(self, y: Tensor | float) -> Tensor:
         """Return ``P(Y <= y)`` per row and output, for targets or one number ``y``."""
-        return self._components.cdf(self._align(y)).mean(self._axis)
+        return self._average(self._components.cdf(self._align(y)))
 
     @torch.no_grad()
     def quantile(self, q: float | Sequence[float] | Tensor) -> Tensor:
@@ -244,22 +288,35 @@ class Predictive:
         """Draw targets, noise included; shape ``(num_draws, *batch_shape, N[, O])``.
 
         Each draw uses one component (one draw of the network) for all rows, with independent
-        noise per row.
+        noise per row. Where weights differ between rows, a draw has the same place in all of them
+        between the first component and the last.
         """
         check_positive_int("num_draws", num_draws)
         device = self._components.parameters[0].device
+        if self.weights is not None:
+            return self._weighted_sample(num_draws, generator)
         shape = (num_draws, *self.batch_shape)
         index = torch.randint(self.num_components, shape, generator=generator, device=device)
         replica = torch.arange(math.prod(self.batch_shape), device=device).reshape(self.batch_shape)
         index = index + self.num_components * replica
         return self._components.map(lambda p: p.flatten(0, self._axis)[index]).sample(generator)
 
+    def _weighted_sample(self, num_draws: int, generator: torch.Generator | None) -> Tensor:
+        if self.batch_shape:
+            return torch.stack([p.sample(num_draws, generator=generator) for p in self.unbind()], 1)
+        ends = self._weights().cumsum(0).T.contiguous()  # (N, S)
+        place = torch.rand(num_draws, generator=generator, dtype=ends.dtype, device=ends.device)
+        chosen = torch.searchsorted(ends, place.expand(self.num_rows, -1).contiguous()).T
+        chosen = chosen.clamp_max(self.num_components - 1)  # (num_draws, N)
+        row = torch.arange(self.num_rows, device=ends.device)
+        return self._components.map(lambda p: p[chosen, row]).sample(generator)
+
     # Classes -------------------------------------------------------------------------------
 
     @property
     def probs(self) -> Tensor:
         """Class probabilities ``(*batch_shape, N[, O], C)``; Bernoulli has C = 2."""
-        return self._components.class_probs().mean(self._axis)
+        return self._average(self._components.class_probs())
 
     @property
     def mode(self) -> Tensor:
@@ -272,14 +329,14 @@ class Predictive:
 
     def mutual_information(self) -> Tensor:
         """Entropy minus the components' mean entropy, in nats: epistemic uncertainty, >= 0."""
-        within = _entropy(self._components.class_probs()).mean(self._axis)
+        within = self._average(_entropy(self._components.class_probs()))
         return (self.entropy() - within).clamp_min(0)
 
     def gaussian_components(self) -> tuple[Tensor, Tensor] | None:
         """Return ``(loc, scale)`` if the components are Gaussian, else ``None``."""
         if not isinstance(self._components, Gaussian):
             return None
-        loc, scale = self._components.parameters
+        loc, scale = self._components.parameters[:2]
         return loc, scale
 
     @property
@@ -299,15 +356,19 @@ class Predictive:
         aligned = align_targets(y, self.batch_shape, self.num_rows, outputs)
         return aligned if self._output_shape else aligned.squeeze(-1)
 
+    def _average(self, values: Tensor) -> Tensor:
+        """Return ``Σ_s w_s values_s`` of values ``(*batch_shape, S, N, ...)``."""
+        if self.weights is None:
+            return values.mean(self._axis)
+        weights = self.weights[(..., *[None] * (values.dim() - self.weights.dim()))]
+        return (weights * values).sum(self._axis)
+
     def _between(self) -> Tensor:
         means = self._components.mean()
-        return (means - means.mean(self._axis, keepdim=True)).square().mean(self._axis)
-
-    def _cdf_at(self, x: Tensor) -> Tensor:
-        return self._components.cdf(x.unsqueeze(self._axis)).mean(self._axis)
+        return self._average((means - self.mean.unsqueeze(self._axis)).square())
 
     def _density_at(self, x: Tensor) -> Tensor:
-        return self._components.log_prob(x.unsqueeze(self._axis)).exp().mean(self._axis)
+        return self._average(self._components.log_prob(x.unsqueeze(self._axis)).exp())
 
     def _quantile(self, q: float) -> Tensor:
         # Cantelli's inequality bounds the distance of any quantile from the mean.
@@ -315,33 +376,22 @@ class Predictive:
         lower = mean - std * math.sqrt((1 - q) / q)
         upper = mean + std * math.sqrt(q / (1 - q))
         if self._components.discrete:
-            return smallest_integer(self._cdf_at, q, lower.floor() - 1, upper.ceil())
-        return root(self._cdf_at, self._density_at, q, lower, upper)
+            return smallest_integer(self.cdf, q, lower.floor() - 1, upper.ceil())
+        return root(self.cdf, self._density_at, q, lower, upper)
+
+
+def _joined(parts: Sequence[Components]) -> Components:
+    """Join components of one family along their first axis; Gaussians may lack a spread."""
+    most = max(len(part.parameters) for part in parts)
+    filled = [
+        part.parameters
+        if len(part.parameters) == most
+        else (*part.parameters, torch.zeros_like(part.parameters[0]))
+        for part in parts
+    ]
+    return type(parts[0])(*(torch.cat(column) for column in zip(*filled, strict=True)))
 
 
 def _entropy(probs: Tensor) -> Tensor:
     terms: Tensor = torch.special.entr(probs)
     return terms.sum(-1)
-
-
-def _wide(**parameters: Tensor) -> list[Tensor]:
-    """Expand parameters to the shape of the first, in float64; raise if any is not finite."""
-    for name, p in parameters.items():
-        bad = ~torch.isfinite(p.detach())
-        if bool(bad.any()):
-            where = tuple(bad.nonzero()[0].tolist())
-            raise NumericalError(
-                f"predictive parameter {name} holds {int(bad.sum())} values that are not finite "
-                f"(first: {p[where].item()} at index {where}); the network's outputs overflowed"
-            )
-    first, *others = parameters.values()
-    try:
-        return [first.double(), *(p.double().expand(first.shape) for p in others)]
-    except RuntimeError as error:
-        shapes = {name: tuple(p.shape) for name, p in parameters.items()}
-        raise ShapeError(f"all parameters must fit the shape of the first: {shapes}") from error
-
-
-def _check_range(name: str, p: Tensor, possible: Tensor, range_: str) -> None:
-    if not bool(possible.all()):
-        raise DataError(f"{name} must be {range_}, got {p.min().item()}")

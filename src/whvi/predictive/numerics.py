@@ -1,9 +1,8 @@
-"""Numerical routines that torch lacks: the incomplete beta function and inverses of a cdf."""
+"""Special functions that torch lacks."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -60,48 +59,3 @@ def student_t_log_prob(t: Tensor, df: Tensor) -> Tensor:
     wide = df.double()
     constant = torch.lgamma((wide + 1) / 2) - torch.lgamma(wide / 2) - 0.5 * (wide * math.pi).log()
     return constant.to(t.dtype) - 0.5 * (df + 1) * torch.log1p(t.square() / df)
-
-
-def smallest_integer(
-    cdf: Callable[[Tensor], Tensor], q: float, lower: Tensor, upper: Tensor
-) -> Tensor:
-    """Return the smallest integer ``k`` with ``cdf(k) >= q``.
-
-    Bisection from integers with ``cdf(lower) < q <= cdf(upper)``.
-    """
-    lower = lower.clamp_min(-1)
-    while bool((upper - lower > 1).any()):
-        middle = ((lower + upper) / 2).floor()
-        above = cdf(middle) >= q
-        upper, lower = torch.where(above, middle, upper), torch.where(above, lower, middle)
-    return upper
-
-
-def root(
-    cdf: Callable[[Tensor], Tensor],
-    density: Callable[[Tensor], Tensor],
-    q: float,
-    lower: Tensor,
-    upper: Tensor,
-) -> Tensor:
-    """Solve ``cdf(x) = q`` by Newton steps, replaced by bisection where they do not help.
-
-    ``lower`` and ``upper`` are Cantelli's bounds, ``std / sqrt(q (1 - q))`` apart. An entry that
-    has converged is not updated any more: its root does not depend on the other entries.
-    """
-    moving = torch.ones_like(lower, dtype=torch.bool)
-    x, previous = (lower + upper) / 2, torch.full_like(lower, math.inf)
-    std = (upper - lower) * math.sqrt(q * (1 - q))
-    for _ in range(200):
-        gap = cdf(x) - q
-        upper, lower = torch.where(gap >= 0, x, upper), torch.where(gap < 0, x, lower)
-        newton = x - gap / density(x)
-        helps = (newton >= lower) & (newton <= upper) & (gap.abs() < previous / 2)
-        step = torch.where(helps, newton, (lower + upper) / 2)
-        step = torch.where(gap.abs() <= 8 * _EPS * q, x, step)  # at the cdf's precision
-        step = torch.where(moving, step, x)
-        moved, x, previous = (step - x).abs(), step, gap.abs()
-        moving &= moved > 2 * _EPS * (x.abs() + std)
-        if not bool(moving.any()):
-            break
-    return x

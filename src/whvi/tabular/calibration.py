@@ -19,80 +19,29 @@ from torch import Tensor, nn
 
 from whvi.layers import MeanFieldLinear
 from whvi.likelihoods import Bernoulli, Categorical, Likelihood
-from whvi.predictive import Predictive
 from whvi.tabular.predictor import Functions
 from whvi.tabular.training import Trained
 
 _PSEUDO_ROWS = 20
 
-FACTORS = torch.logspace(-3, 1, 97, dtype=torch.float64)
+_FACTORS = torch.logspace(-2, 1, 73, dtype=torch.float64)
 """The factors tried: neighbours differ by 10 %, which costs less than 0.003 nats."""
-
-_ENSEMBLE_FACTORS = torch.logspace(-2, 1, 73, dtype=torch.float64)
-"""The same without those below 0.01 (no slice of the other: last bits differ)."""
 
 _MOST_ROWS = 4096
 
 
-def best_factor(
-    mnll: Tensor, num_rows: int, *, is_mixture: bool = True, factors: Tensor = FACTORS
-) -> Tensor:
+def best_factor(mnll: Tensor, num_rows: int, factors: Tensor, *, is_mixture: bool = True) -> Tensor:
     """Return the index into ``factors`` of the best one, shape ``(...,)``.
 
     Args:
         mnll: For each of ``factors``, shape ``(..., K)``, averaged over ``num_rows`` rows.
         num_rows: How many held-out rows stand behind it.
+        factors: ``(K,)``.
         is_mixture: Whether the method gave a noise of its own, which then counts as much as
             20 held-out rows; a lone mean (trees) has none.
-        factors: ``(K,)``.
     """
     weight = _PSEUDO_ROWS / num_rows if is_mixture else 0.0
     return (mnll + weight * factors.log().square()).argmin(-1)
-
-
-# Gaussian mixtures of R replicas ---------------------------------------------------------------
-
-
-def mnll_by_factor(predictive: Predictive, y: Tensor) -> Tensor:
-    """Return the mean negative log-likelihood for each of :data:`FACTORS`, shape ``(R, K)``.
-
-    Args:
-        predictive: R mixtures.
-        y: Targets, shape ``(R, N)``.
-    """
-    loc, scale = (part.float() for part in _components(predictive))
-    square = ((y.to(loc).unsqueeze(1) - loc) / scale).square_().mul_(-0.5)
-    level = -scale.log() - 0.5 * math.log(2 * math.pi) - math.log(loc.shape[1])
-    columns = []
-    for factor in FACTORS.tolist():
-        log_prob = torch.add(level, square, alpha=factor**-2).logsumexp(1)
-        columns.append(math.log(factor) - log_prob.double().mean(-1))
-    return torch.stack(columns, dim=-1)
-
-
-def pool_members(predictive: Predictive, num_members: int) -> Predictive:
-    """Join neighbouring replicas: ``(R · M,)`` mixtures of S become ``(R,)`` mixtures of M · S."""
-    loc, scale = _components(predictive)
-    shape = (-1, num_members * loc.shape[1], loc.shape[2])
-    return Predictive.gaussian(loc.reshape(shape), scale.reshape(shape), batch_dims=1)
-
-
-def rescaled(predictive: Predictive, factor: Tensor, mean: Tensor, scale: Tensor) -> Predictive:
-    """Multiply the noise by ``factor (R,)`` and return to units ``mean, scale (R,)``."""
-    loc, noise = _components(predictive)
-    factor, mean, scale = (v.double()[:, None, None] for v in (factor, mean, scale))
-    return Predictive.gaussian(loc * scale + mean, noise * factor * scale, batch_dims=1)
-
-
-def _components(predictive: Predictive) -> tuple[Tensor, Tensor]:
-    """Return means and standard deviations, ``(*batch, S, N)`` each."""
-    found = predictive.gaussian_components()
-    if found is None:
-        raise TypeError("only Gaussian mixtures can be recalibrated")
-    return found
-
-
-# Ensembles with any likelihood -----------------------------------------------------------------
 
 
 @torch.no_grad()
@@ -126,9 +75,9 @@ def calibrate(trained: Trained, functions: Functions, x: Tensor, y: Tensor) -> t
         noise[0].copy_(kept + 2 * math.log(factor))
         return _mnll(likelihood, f, targets, pooled)
 
-    factors: list[float] = _ENSEMBLE_FACTORS.tolist()
+    factors: list[float] = _FACTORS.tolist()
     curve = torch.tensor([mnll(factor) for factor in factors], dtype=torch.float64)
-    best = factors[int(best_factor(curve, held_out.numel(), factors=_ENSEMBLE_FACTORS))]
+    best = factors[int(best_factor(curve, held_out.numel(), _FACTORS))]
     score = mnll(best)  # leaves the noise at its best
     if kept is None:
         _scale_last_layer(trained.model, best)

@@ -1,0 +1,247 @@
+r"""The evidence of a linearised model: how precise its prior is and how large its noise.
+
+For one replica with ``θ ~ N(0, Λ⁻¹)``, ``Λ = diag(λ)`` with one ``λ_k`` per tensor of ``n_k``
+parameters, and noise variances multiplied by ``τ`` (one for all but constant Gaussian noise):
+
+    A = G / τ + Λ,   G = Σ JᵀRJ                              the posterior's precision
+    log Z = log p(y | θ*) − ½ Σ λ_k |θ_k|² + ½ Σ n_k log λ_k − ½ log det A  (+ ½ bᵀ A⁻¹ b)
+
+with ``b = Σ Jᵀe / τ − Λ θ*``. The last term belongs to the linear model, whose mean is
+``θ* + A⁻¹b``; it is zero where ``θ*`` is a mode, and left out if ``θ*`` is taken for one. With the
+effective number of parameters ``γ_k = n_k − λ_k tr(A⁻¹)_k`` (MacKay, 1992) the gradient is
+
+    ∂ log Z / ∂ log λ_k = ½ (γ_k − λ_k |θ_k|²),   ∂ log Z / ∂ log τ = ½ (E / τ + Σ γ_k − M)
+
+where ``E = Σ (y − f)² / σ²`` over ``M`` outputs; both at the mean of the linear model if it counts.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from typing import NamedTuple, final
+
+import torch
+from torch import Tensor
+
+from whvi.errors import NumericalError
+from whvi.linearized.parameters import ParameterSpace
+from whvi.linearized.statistics import Statistics
+
+
+class Factored(NamedTuple):
+    """What a factorization of ``A`` gives."""
+
+    log_det: Tensor  # log det A − Σ n_k log λ_k
+    effective: Tensor  # γ_k, (K,)
+    shift: Tensor  # A⁻¹ b, (P,), zero without b
+
+
+class System(ABC):
+    """``A = G / τ + Λ`` for one ``G`` and any ``λ`` and ``τ``."""
+
+    @abstractmethod
+    def factor(self, precision: Tensor, noise: Tensor, b: Tensor | None) -> Factored:
+        """Factor ``A`` for ``λ (K,)`` and a number ``τ``."""
+
+    @abstractmethod
+    def quadratic(self, v: Tensor) -> Tensor:
+        """Return ``vᵀ G v``."""
+
+
+@final
+class PrimalSystem(System):
+    """``G`` as a ``P × P`` matrix."""
+
+    def __init__(self, gram: Tensor, space: ParameterSpace) -> None:
+        self.gram, self.space = gram, space
+
+    def factor(self, precision: Tensor, noise: Tensor, b: Tensor | None) -> Factored:
+        spread = self.space.spread(precision)
+        factor = cholesky(precision_matrix(self.gram, spread, noise))
+        diagonal = torch.cholesky_inverse(factor).diagonal()
+        log_det = 2 * factor.diagonal().log().sum() - spread.log().sum()
+        sizes = torch.tensor(self.space.sizes, dtype=spread.dtype)
+        effective = sizes - precision * self.space.sums(diagonal)
+        shift = torch.zeros_like(spread)
+        if b is not None:
+            shift = torch.cholesky_solve(b.unsqueeze(-1), factor).squeeze(-1)
+        return Factored(log_det, effective, shift)
+
+    def quadratic(self, v: Tensor) -> Tensor:
+        return v @ (self.gram @ v)
+
+
+@final
+class DualSystem(System):
+    """``G = ZᵀZ`` by the rows of ``Z (M, P)``, with ``M × M`` matrices only.
+
+    ``S = τ I + Σ_k Z_k Z_kᵀ / λ_k`` has ``det A = det Λ det S / τ^M`` and ``γ_k λ_k = tr(S⁻¹ Z_k
+    Z_kᵀ)``; ``A⁻¹ = Λ⁻¹ − Λ⁻¹ Zᵀ S⁻¹ Z Λ⁻¹``.
+    """
+
+    def __init__(self, rows: Tensor, space: ParameterSpace) -> None:
+        self.rows, self.space = rows, space
+        self.kernels = torch.stack([Z @ Z.mT for Z in rows.split(space.sizes, -1)])
+
+    def factor(self, precision: Tensor, noise: Tensor, b: Tensor | None) -> Factored:
+        num_outputs = self.rows.shape[-2]
+        matrix = torch.tensordot(1 / precision, self.kernels, 1)
+        matrix.diagonal().add_(noise)
+        factor = cholesky(matrix)
+        log_det = 2 * factor.diagonal().log().sum() - num_outputs * noise.log()
+        inverse = torch.cholesky_inverse(factor)
+        effective = (self.kernels.flatten(1) @ inverse.flatten()) / precision
+        shift = self.rows.new_zeros(self.rows.shape[-1])
+        if b is not None:
+            shift = b / self.space.spread(precision)
+            change = torch.cholesky_solve((self.rows @ shift).unsqueeze(-1), factor).squeeze(-1)
+            shift = shift - (change @ self.rows) / self.space.spread(precision)
+        return Factored(log_det, effective, shift)
+
+    def quadratic(self, v: Tensor) -> Tensor:
+        return (self.rows @ v).square().sum()
+
+
+def precision_matrix(gram: Tensor, precision: Tensor, noise: Tensor) -> Tensor:
+    """Return ``A = G / τ + Λ`` for ``G (P, P)``, ``λ (P,)``."""
+    matrix = gram / noise
+    matrix.diagonal().add_(precision)
+    return matrix
+
+
+def cholesky(matrix: Tensor) -> Tensor:
+    """Return the lower factor; raise :class:`~whvi.errors.NumericalError` if there is none."""
+    factor: Tensor
+    factor, failed = torch.linalg.cholesky_ex(matrix)
+    if bool(failed.any()) or not bool(factor.isfinite().all()):
+        size = matrix.shape[-1]
+        raise NumericalError(
+            f"the precision of {size} values is not positive definite in float64; raise "
+            "prior_precision, or check the model for values that are not finite"
+        )
+    return factor
+
+
+class Value(NamedTuple):
+    """The evidence at one point, its gradient and the fixed point that the point leads to."""
+
+    log_evidence: float
+    gradient: Tensor  # with respect to (log λ, log τ)
+    effective: Tensor  # γ_k
+    shift: Tensor  # from θ* to the mean of the linear model
+
+
+class Evidence:
+    """The evidence of one replica as a function of ``(log λ_k, log τ)``, ``(K + 1,)``.
+
+    Args:
+        statistics: Of one replica (no leading axes).
+        theta: ``θ*``.
+        space: Which parts of it share a precision.
+        linear: Whether the mean is that of the linear model, else ``θ*`` is taken for the mode.
+    """
+
+    def __init__(
+        self, statistics: Statistics, theta: Tensor, space: ParameterSpace, *, linear: bool
+    ) -> None:
+        self.statistics, self.theta, self.space, self.linear = statistics, theta, space, linear
+        if statistics.rows is not None:
+            self.system: System = DualSystem(statistics.rows, space)
+        else:
+            assert statistics.gram is not None
+            self.system = PrimalSystem(statistics.gram, space)
+
+    def __call__(self, point: Tensor) -> Value:
+        """Evaluate value and gradient with one factorization."""
+        precision, noise = point[:-1].exp(), point[-1].exp()
+        s, theta, b = self.statistics, self.theta, None
+        if self.linear:
+            b = s.gradient / noise - self.space.spread(precision) * theta
+        log_det, effective, shift = self.system.factor(precision, noise, b)
+        squares = s.squares
+        log_prob = s.log_prob - 0.5 * (s.count * point[-1] + squares * (1 / noise - 1))
+        value = log_prob - 0.5 * (precision * self.space.sums(theta.square())).sum() - 0.5 * log_det
+        if b is not None:
+            value = value + 0.5 * b @ shift
+            theta = theta + shift
+            squares = squares - 2 * s.gradient @ shift + self.system.quadratic(shift)
+        slopes = effective - precision * self.space.sums(theta.square())
+        noise_slope = squares / noise + effective.sum() - s.count
+        gradient = 0.5 * torch.cat([slopes, noise_slope.reshape(1)])
+        return Value(float(value), gradient, effective, shift)
+
+
+_LOG_PRECISION_RANGE = (math.log(1e-8), math.log(1e10))
+_LOG_NOISE_RANGE = (math.log(1e-6), math.log(1e6))
+_LEAST_SQUARE = 1e-12  # of a tensor that is zero: its precision goes to the end of the range
+
+
+class Hyperparameters(NamedTuple):
+    """The best point found for one replica."""
+
+    precision: Tensor  # λ, (K,)
+    noise: Tensor  # τ, a number
+    shift: Tensor  # from θ* to the mean, (P,)
+    log_evidence: Tensor
+
+
+def maximise(
+    evidence: Evidence,
+    *,
+    precision: Tensor | None,
+    fit_noise: bool,
+    tolerance: float = 0.05,
+    max_iterations: int = 30,
+) -> Hyperparameters:
+    """Climb by MacKay's fixed point, ``λ_k ← γ_k / |θ_k|²`` and ``τ ← E / (M − Σ γ_k)``.
+
+    It gets within a nat of the maximum in some five factorizations where a quasi-Newton method
+    takes twice as many. The best point seen counts, as a step may go too far.
+
+    Args:
+        evidence: Of one replica.
+        precision: ``λ`` if it is given, ``None`` to find it.
+        fit_noise: Whether ``τ`` is found; else it is one.
+        tolerance: Stop after a gain of less, in nats.
+        max_iterations: Factorizations at most.
+    """
+    point = _start(evidence, precision)
+    best, best_point = evidence(point), point
+    value = best
+    for _ in range(max_iterations - 1 if precision is None or fit_noise else 0):
+        point = _fixed_point(evidence, point, value, precision is None, fit_noise)
+        last, value = value, evidence(point)
+        if value.log_evidence > best.log_evidence:
+            best, best_point = value, point
+        if abs(value.log_evidence - last.log_evidence) < tolerance:
+            break
+    log_evidence = torch.tensor(best.log_evidence, dtype=torch.float64)
+    return Hyperparameters(best_point[:-1].exp(), best_point[-1].exp(), best.shift, log_evidence)
+
+
+def _start(evidence: Evidence, precision: Tensor | None) -> Tensor:
+    """Begin as if the data determined every parameter: ``λ_k = n_k / |θ_k|²``."""
+    if precision is None:
+        squares = evidence.space.sums(evidence.theta.square()).clamp_min(_LEAST_SQUARE)
+        precision = torch.tensor(evidence.space.sizes, dtype=torch.float64) / squares
+        precision = precision.clamp(*(math.exp(end) for end in _LOG_PRECISION_RANGE))
+    return torch.cat([precision.log(), precision.new_zeros(1)])
+
+
+def _fixed_point(
+    evidence: Evidence, point: Tensor, value: Value, fit_precision: bool, fit_noise: bool
+) -> Tensor:
+    s, effective = evidence.statistics, value.effective.clamp_min(_LEAST_SQUARE)
+    precision, noise = point[:-1], point[-1:]
+    if fit_precision:
+        squares = evidence.space.sums((evidence.theta + value.shift).square())
+        precision = (
+            (effective / squares.clamp_min(_LEAST_SQUARE)).log().clamp(*_LOG_PRECISION_RANGE)
+        )
+    if fit_noise:
+        free = max(s.count - float(effective.sum()), 0.01 * s.count)
+        # E / τ from the slope ½ (E / τ + Σ γ − M)
+        squares = 2 * value.gradient[-1:] + s.count - value.effective.sum()
+        noise = (noise + (squares / free).log()).clamp(*_LOG_NOISE_RANGE)
+    return torch.cat([precision, noise])

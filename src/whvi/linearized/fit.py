@@ -1,0 +1,238 @@
+"""``whvi.linearize``: from a trained model and its rows to a posterior over all its parameters."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Iterator, Mapping
+
+import torch
+from torch import Tensor, nn
+
+from whvi._checks import check_finite, check_positive_int
+from whvi.errors import ConfigError, DataError
+from whvi.functions import batch_shape_of, check_rows, row_axis
+from whvi.likelihoods import Gaussian, Likelihood
+from whvi.linearized.covariance import Covariance, RootCovariance
+from whvi.linearized.evidence import Evidence, Hyperparameters, maximise
+from whvi.linearized.parameters import ParameterSpace, parameter_space
+from whvi.linearized.plan import Plan, Sizes, make_plan
+from whvi.linearized.posterior import (
+    LinearizedPosterior,
+    Support,
+    row_covariance,
+    rows_per_block,
+)
+from whvi.linearized.statistics import Rows, Statistics, stream, target_axis
+
+MAX_BYTES = 1 << 27
+"""Memory that the automatic choice of the form allows for the covariance, all replicas together."""
+
+Data = Rows | Iterable[Rows]
+Precision = float | Mapping[str, float | Tensor]
+
+
+@torch.no_grad()
+def linearize(
+    model: nn.Module,
+    likelihood: Likelihood,
+    data: Data,
+    *,
+    prior_precision: Precision | None = None,
+    noise: str = "evidence",
+    mean: str = "mode",
+    form: str = "auto",
+    max_bytes: int = MAX_BYTES,
+    num_rows: int | None = None,
+    block_rows: int | None = None,
+    generator: torch.Generator | None = None,
+) -> LinearizedPosterior:
+    r"""Make a Gaussian posterior over all parameters of a trained model, at its mean weights.
+
+    The model is replaced by its tangent at ``θ*``, and the likelihood by its curvature there (the
+    linearised Laplace approximation with the generalised Gauss-Newton matrix):
+
+    .. math:: \Sigma^{-1} = \sum_n J_n^\top R_n J_n + \operatorname{diag}(\lambda)
+
+    with one ``λ_k`` per parameter tensor, by the evidence. See ``docs/linearize.md``.
+
+    Args:
+        model: Any module; its random layers take part by the means of their posteriors.
+        likelihood: Of the model's outputs.
+        data: ``(x, y)``, or an iterable of such pairs that is read once. Rows are shared by the
+            replicas, ``(N, ...)``, or each has its own, ``(*batch_shape, N, ...)``.
+        prior_precision: ``λ``: a number, or one for every tensor by name; ``None``: by evidence.
+        noise: ``"evidence"``: constant Gaussian noise is found together with ``λ``; ``"keep"``:
+            that of the likelihood. Other likelihoods keep theirs.
+        mean: ``"mode"``: the model's function stays the mean; ``"linear"``: it moves to the mean
+            of the linear model, and the evidence is that of the linear model.
+        form: ``"full"``, ``"rows"``, ``"last_layer"``, or ``"auto"`` by ``max_bytes``; see
+            :mod:`whvi.linearized.plan`.
+        max_bytes: Memory for the covariance.
+        num_rows: Rows that stand for all in the form ``rows``; ``None``: as many as fit.
+        block_rows: Rows whose Jacobians are held at a time; ``None``: some tens of megabytes.
+        generator: Draws the rows of the form ``rows``.
+    """
+    _check_choice("noise", noise, ("evidence", "keep"))
+    _check_choice("mean", mean, ("mode", "linear"))
+    pairs = _pairs(data)
+    plan = plan_of(
+        model, likelihood, num_data=_num_data(pairs, model),
+        form=form, max_bytes=max_bytes, num_rows=num_rows,
+    )  # fmt: skip
+    space = parameter_space(model, last_layer=plan.form == "last_layer")
+    support: Support | None = None
+    if plan.num_rows is not None:
+        pairs, support = _chosen(pairs, space.batch_shape, plan.num_rows, generator)
+    if block_rows is None:
+        block_rows = rows_per_block(space, likelihood.num_features)
+    statistics = stream(
+        model, likelihood, space, _checked(pairs, likelihood, space.batch_shape),
+        block_rows=block_rows, keep_rows=support is not None,
+    )  # fmt: skip
+    if support is not None:
+        statistics = statistics.scaled(float(support.weight[0]))
+    found = _hyperparameters(
+        statistics, space, space.vector(model),
+        precision=_given(prior_precision, space),
+        fit_noise=noise == "evidence" and isinstance(likelihood, Gaussian),
+        linear=mean == "linear",
+    )  # fmt: skip
+    if support is None:
+        covariance: Covariance = _root(statistics, space, found, next(model.parameters()).dtype)
+    else:
+        covariance = row_covariance(model, likelihood, space, support, found.precision, found.noise)
+    return LinearizedPosterior(
+        model, likelihood, space, covariance, **found._asdict(),
+        form=plan.form, support=support, description=str(plan),
+    )  # fmt: skip
+
+
+def plan_of(
+    model: nn.Module,
+    likelihood: Likelihood,
+    *,
+    num_data: int | None = None,
+    form: str = "auto",
+    max_bytes: int = MAX_BYTES,
+    num_rows: int | None = None,
+) -> Plan:
+    """Say which form :func:`linearize` would take for ``num_data`` rows, and what it costs."""
+    check_positive_int("max_bytes", max_bytes)
+    if num_rows is not None:
+        check_positive_int("num_rows", num_rows)
+    space = parameter_space(model)
+    sizes = Sizes(
+        num_parameters=space.num_parameters,
+        num_last=parameter_space(model, last_layer=True).num_parameters,
+        num_outputs=likelihood.num_features,
+        num_replicas=math.prod(space.batch_shape),
+        itemsize=next(model.parameters()).element_size(),
+        num_data=num_data,
+    )
+    return make_plan(sizes, form, max_bytes, num_rows)
+
+
+def _hyperparameters(
+    statistics: Statistics,
+    space: ParameterSpace,
+    theta: Tensor,
+    *,
+    precision: Tensor | None,
+    fit_noise: bool,
+    linear: bool,
+) -> Hyperparameters:
+    """Maximise the evidence of every replica; results have leading ``batch_shape``."""
+    found = []
+    for index in itertools.product(*map(range, space.batch_shape)):
+        evidence = Evidence(statistics.replica(index), theta[index], space, linear=linear)
+        given = None if precision is None else precision[index]
+        found.append(maximise(evidence, precision=given, fit_noise=fit_noise))
+    columns = (torch.stack(column) for column in zip(*found, strict=True))
+    return Hyperparameters(*(c.reshape(*space.batch_shape, *c.shape[1:]) for c in columns))
+
+
+def _root(
+    statistics: Statistics, space: ParameterSpace, found: Hyperparameters, dtype: torch.dtype
+) -> RootCovariance:
+    """Return the covariance of all parameters of every replica."""
+    P, gram = space.num_parameters, statistics.full_gram()
+    matrix = gram / found.noise[..., None, None]
+    matrix.diagonal(dim1=-2, dim2=-1).add_(space.spread(found.precision))
+    return RootCovariance.of_precision(matrix.view(*space.batch_shape, P, P), dtype)
+
+
+# ---- what came in --------------------------------------------------------------------------------
+
+
+def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise ConfigError(f"{name} must be {' or '.join(map(repr, choices))}, got {value!r}")
+
+
+def _pairs(data: Data) -> Iterable[Rows]:
+    if isinstance(data, tuple | list) and len(data) == 2 and isinstance(data[0], Tensor):
+        return [(data[0], data[1])]
+    return data
+
+
+def _num_data(pairs: Iterable[Rows], model: nn.Module) -> int | None:
+    """Count the rows if they are all there."""
+    if not isinstance(pairs, list):
+        return None
+    batch_shape = batch_shape_of(model)
+    return sum(int(x.shape[row_axis(x, batch_shape)]) for x, _ in pairs)
+
+
+def _checked(
+    pairs: Iterable[Rows], likelihood: Likelihood, batch_shape: tuple[int, ...]
+) -> Iterator[Rows]:
+    for x, y in pairs:
+        check_rows(x, batch_shape)
+        check_finite("x", x)
+        likelihood.check_targets(y)
+        yield x, y
+
+
+def _given(precision: Precision | None, space: ParameterSpace) -> Tensor | None:
+    """Spread a given ``λ`` over replicas and tensors: ``(*batch_shape, K)``."""
+    if precision is None:
+        return None
+    if not isinstance(precision, Mapping):
+        precision = dict.fromkeys(space.names, precision)
+    if set(precision) != set(space.names):
+        raise ConfigError(
+            f"prior_precision needs one value for each of {', '.join(space.names)}; "
+            f"got {', '.join(precision)}"
+        )
+    columns = [torch.as_tensor(precision[name], dtype=torch.float64) for name in space.names]
+    given = torch.stack([column.expand(space.batch_shape) for column in columns], -1)
+    if not bool(((given > 0) & given.isfinite()).all()):
+        raise ConfigError(f"prior_precision must be finite and above 0, got {precision!r}")
+    return given
+
+
+def _chosen(
+    pairs: Iterable[Rows],
+    batch_shape: tuple[int, ...],
+    num_rows: int,
+    generator: torch.Generator | None,
+) -> tuple[list[Rows], Support]:
+    """Draw ``num_rows`` rows in one pass: those with the smallest of random keys."""
+    kept: tuple[Tensor, Tensor, Tensor] | None = None
+    num_data = 0
+    for x, y in pairs:
+        check_rows(x, batch_shape)
+        axis, y_axis = row_axis(x, batch_shape), target_axis(x, y, batch_shape)
+        keys = torch.rand(x.shape[axis], dtype=torch.float64, generator=generator)
+        num_data += len(keys)
+        if kept is not None:
+            old_keys, old_x, old_y = kept
+            keys, x = torch.cat([old_keys, keys]), torch.cat([old_x, x], axis)
+            y = torch.cat([old_y, y], y_axis)
+        index = keys.argsort()[:num_rows].sort().values
+        kept = keys[index], x.index_select(axis, index), y.index_select(y_axis, index)
+    if kept is None:
+        raise DataError("there are no rows to linearise at; give at least one")
+    keys, x, y = kept
+    return [(x, y)], Support(x, torch.full_like(keys, num_data / len(keys)))

@@ -1,0 +1,196 @@
+r"""Everything that rows say about a linearised model, summed over rows.
+
+With the Jacobians ``J``, slopes ``e = ∂ log p / ∂f`` and curvatures ``R = L Lᵀ`` of the rows and
+their whitened Jacobians ``Z = Lᵀ J``:
+
+    gram = Σ JᵀRJ = Σ ZᵀZ,   gradient = Σ Jᵀe,   log_prob = Σ log p(y | f)
+
+As long as there are fewer outputs ``M`` (rows × outputs) than parameters ``P`` the ``Z`` themselves
+are kept, ``M × P``; after that only their sum ``P × P``. Memory is O(P²) for any number of rows.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from whvi.errors import DataError
+from whvi.functions import row_axis
+from whvi.likelihoods import Gaussian, Likelihood
+from whvi.linearized.curvature import curvature_root, slope
+from whvi.linearized.jacobians import jacobian
+from whvi.linearized.parameters import ParameterSpace
+
+_SMALLEST_TILE = 256  # columns: below it, leaving out half of a symmetric product does not pay
+
+Rows = tuple[Tensor, Tensor]
+
+
+@dataclass
+class Statistics:
+    """Sums over rows in float64, with leading ``batch_shape``; one of ``rows``, ``gram`` is there.
+
+    ``squares`` is ``Σ (y − f)² / σ²`` for constant Gaussian noise, else zero; ``count`` is the
+    number of observed outputs, with the weight of their rows.
+    """
+
+    rows: Tensor | None  # Z, (*batch_shape, M, P)
+    gram: Tensor | None  # (*batch_shape, P, P)
+    gradient: Tensor  # (*batch_shape, P)
+    log_prob: Tensor  # batch_shape
+    squares: Tensor  # batch_shape
+    count: float
+
+    def add(self, other: Statistics, max_outputs: int) -> None:
+        """Add what other rows say; from ``max_outputs`` outputs on only their sum is kept."""
+        self._add_curvature(other, max_outputs)
+        self.gradient = self.gradient + other.gradient
+        self.log_prob = self.log_prob + other.log_prob
+        self.squares = self.squares + other.squares
+        self.count += other.count
+
+    def _add_curvature(self, other: Statistics, max_outputs: int) -> None:
+        if self.rows is not None and other.rows is not None:
+            joined = torch.cat([self.rows, other.rows], -2)
+            if joined.shape[-2] < max_outputs:
+                self.rows = joined
+                return
+        if self.rows is not None:
+            self.gram, self.rows = gram_of(self.rows), None
+        assert self.gram is not None
+        if other.rows is None:
+            assert other.gram is not None
+            self.gram += other.gram
+        else:
+            add_gram(self.gram, other.rows)
+
+    def full_gram(self) -> Tensor:
+        """Return ``G``, whichever form it is kept in."""
+        if self.gram is not None:
+            return self.gram
+        assert self.rows is not None
+        return gram_of(self.rows)
+
+    def gram_times(self, v: Tensor) -> Tensor:
+        """Return ``G v`` for ``v (*batch_shape, P)``."""
+        if self.rows is not None:
+            return (self.rows.mT @ (self.rows @ v.unsqueeze(-1))).squeeze(-1)
+        assert self.gram is not None
+        return (self.gram @ v.unsqueeze(-1)).squeeze(-1)
+
+    def replica(self, index: tuple[int, ...]) -> Statistics:
+        """Return the statistics of one replica."""
+        return self._map(lambda value: value[index])
+
+    def scaled(self, weight: float) -> Statistics:
+        """Let every row count ``weight`` times."""
+        scaled = self._map(lambda value: value * weight)
+        scaled.rows = None if self.rows is None else self.rows * weight**0.5
+        scaled.count = self.count * weight
+        return scaled
+
+    def _map(self, change: Callable[[Tensor], Tensor]) -> Statistics:
+        return Statistics(
+            None if self.rows is None else change(self.rows),
+            None if self.gram is None else change(self.gram),
+            change(self.gradient),
+            change(self.log_prob),
+            change(self.squares),
+            self.count,
+        )
+
+
+def gram_of(rows: Tensor) -> Tensor:
+    """Return ``ZᵀZ``."""
+    gram = rows.new_zeros(*rows.shape[:-2], rows.shape[-1], rows.shape[-1])
+    add_gram(gram, rows)
+    return gram
+
+
+def add_gram(gram: Tensor, rows: Tensor) -> None:
+    """Add ``ZᵀZ`` to ``gram`` in place, computing one triangle of tiles only."""
+    matrices = (gram.view(-1, *gram.shape[-2:]), rows.reshape(-1, *rows.shape[-2:]))
+    for matrix, Z in zip(*matrices, strict=True):
+        _add_tile(matrix, Z)
+
+
+def _add_tile(gram: Tensor, Z: Tensor) -> None:
+    size = gram.shape[-1]
+    if size <= _SMALLEST_TILE:
+        gram.addmm_(Z.mT, Z)
+        return
+    half = size // 2
+    _add_tile(gram[:half, :half], Z[:, :half])
+    _add_tile(gram[half:, half:], Z[:, half:])
+    gram[:half, half:].addmm_(Z[:, :half].mT, Z[:, half:])
+    gram[half:, :half] = gram[:half, half:].mT
+
+
+def statistics_of(
+    model: nn.Module, likelihood: Likelihood, space: ParameterSpace, data: Rows, max_outputs: int
+) -> Statistics:
+    """Linearise the model at the rows of one block."""
+    x, y = data
+    f, J = (part.double() for part in jacobian(model, x, space))
+    log_prob, e = slope(likelihood, f, y)
+    root = curvature_root(likelihood, f)
+    gradient = (e.flatten(-2).unsqueeze(-2) @ J.flatten(-3, -2)).squeeze(-2)
+    Z = (J.mul_(root) if f.shape[-1] == 1 else root.mT @ J).flatten(-3, -2)
+    constant = isinstance(likelihood, Gaussian)
+    deviations = e / root.diagonal(dim1=-2, dim2=-1) if constant else torch.zeros_like(e)
+    keep = Z.shape[-2] < max_outputs
+    return Statistics(
+        Z if keep else None,
+        None if keep else gram_of(Z),
+        gradient,
+        log_prob.sum(-1),
+        deviations.square().sum((-2, -1)),
+        float(e.shape[-2] * likelihood.num_outputs),
+    )
+
+
+def stream(
+    model: nn.Module,
+    likelihood: Likelihood,
+    space: ParameterSpace,
+    data: Iterable[Rows],
+    *,
+    block_rows: int,
+    keep_rows: bool = False,
+) -> Statistics:
+    """Sum over all rows of ``data``, ``block_rows`` at a time.
+
+    ``keep_rows`` keeps the whitened Jacobians however many there are.
+    """
+    total: Statistics | None = None
+    max_outputs = sys.maxsize if keep_rows else space.num_parameters
+    for block in blocks(data, space.batch_shape, block_rows):
+        part = statistics_of(model, likelihood, space, block, max_outputs)
+        if total is None:
+            total = part
+        else:
+            total.add(part, max_outputs)
+    if total is None:
+        raise DataError("there are no rows to linearise at; give at least one")
+    return total
+
+
+def blocks(data: Iterable[Rows], batch_shape: tuple[int, ...], size: int) -> Iterator[Rows]:
+    """Cut pairs ``(x, y)`` into pieces of at most ``size`` rows."""
+    for x, y in data:
+        axis = row_axis(x, batch_shape)
+        num_rows, y_axis = x.shape[axis], target_axis(x, y, batch_shape)
+        for start in range(0, num_rows, size):
+            length = min(size, num_rows - start)
+            yield x.narrow(axis, start, length), y.narrow(y_axis, start, length)
+
+
+def target_axis(x: Tensor, y: Tensor, batch_shape: tuple[int, ...]) -> int:
+    """Return the axis of ``y`` that counts rows: as in ``x``, or 0 for targets that are shared."""
+    axes, num_rows = len(batch_shape), x.shape[row_axis(x, batch_shape)]
+    own = axes > 0 and y.dim() > axes and y.shape[: axes + 1] == (*batch_shape, num_rows)
+    return axes if own else 0
