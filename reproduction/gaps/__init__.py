@@ -53,7 +53,8 @@ def reproduce_gaps(
             numbers = tuple(k for k in numbers if splits is None or k in splits)
             units += _units(part, dataset, numbers, options)
         store = RecordStore(options.output / FILES[part])
-        run_units(units, GapsWork(part, data_dir, options.quick), store, options)
+        work = GapsWork(part, data_dir, options.quick, str(store.path))
+        run_units(units, work, store, options)
     write_gaps(options.output)
     return options.output
 

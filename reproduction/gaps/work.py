@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -13,12 +13,13 @@ from torch import Tensor
 
 from reproduction.data import UCIDataset, load_uci
 from reproduction.gaps.commit import commit
+from reproduction.gaps.linearized import LinearizedMethod
 from reproduction.gaps.methods import ESTIMATORS, METHODS
 from reproduction.gaps.splits import few_rows, with_gaps
 from reproduction.methods import DataSize, Method
 from reproduction.methods.evaluation import evaluate, facts
 from reproduction.methods.selection import Choice, candidates, choose
-from reproduction.records import Record
+from reproduction.records import Record, RecordStore
 from reproduction.runner import Unit
 from whvi.metrics import coverage, crps, mnll, rmse
 from whvi.predictive import Predictive
@@ -38,11 +39,13 @@ class GapsWork:
         part: ``"gaps"``; ``"literature"``, the literature's splits; or ``"few"``: 20 training rows.
         data_dir: Folder that holds ``UCI_Datasets``.
         quick: Few steps and one candidate: a test of the machinery, not of the methods.
+        records_path: File of the records that are there, whose choices others take over.
     """
 
     part: str
     data_dir: str | None = None
     quick: bool = False
+    records_path: str | None = None
 
     def __call__(self, unit: Unit) -> Iterator[Record]:
         """Yield the records of ``unit``, one per split."""
@@ -59,12 +62,26 @@ class GapsWork:
         yield from evaluate(method, dataset, unit.splits, chosen, seed=unit.seed, score=scores)
 
     def _choose(self, method: Method, unit: Unit, dataset: UCIDataset) -> list[Choice]:
-        """Let every split choose on held-out training rows; one candidate is no choice."""
+        """Let every split choose on held-out training rows; one candidate is no choice.
+
+        A linearised network is that of its base, which the evidence gives another noise.
+        """
+        if isinstance(method, LinearizedMethod):
+            base = self._kept(method.base, unit) or self._choose(method.base, unit, dataset)
+            return [replace(choice, noise_factor=1.0) for choice in base]
         train = dataset.splits[unit.splits[0]].train
         grid = candidates(method, DataSize(len(train), dataset.x.shape[1]), quick=self.quick)
         if len(grid) == 1:
             return [Choice(grid[0], 1.0, {}, 0.0)] * len(unit.splits)
         return choose(method, dataset, unit.splits, seed=unit.seed, repeats=1)
+
+    def _kept(self, method: Method, unit: Unit) -> list[Choice]:
+        """Return what the records of a method say about its choices, if all are there."""
+        records = RecordStore(self.records_path).read() if self.records_path else {}
+        keys = [(method.name, unit.dataset, split, unit.seed) for split in unit.splits]
+        found = [records[key]["choice"] for key in keys if key in records]
+        choices = [Choice(each["settings"], each["noise_factor"], {}, 0.0) for each in found]
+        return choices if len(choices) == len(keys) else []
 
     def _estimator(self, unit: Unit, dataset: UCIDataset) -> Iterator[Record]:
         """Fit an estimator with its defaults to the raw columns."""

@@ -17,8 +17,8 @@ from reproduction.gaps.toy_fits import (
     gap_ratio,
     read_toy,
     structured_network,
+    toy_records,
     true_noise,
-    variational_record,
 )
 from whvi import WHVILinear
 from whvi.sampling import MeanWeights, sampling
@@ -72,10 +72,13 @@ def test_the_gap_ratio_compares_the_middle() -> None:
     assert gap_ratio(fits["mine"], {})["ratio"] is None
 
 
-def test_a_quick_variational_fit_has_a_record() -> None:
-    record = variational_record(quick=True)
-    assert len(record["mean"]) == len(record["std"]) == len(toy.GRID)
-    assert record["quick"]
+def test_a_quick_fit_is_recorded_as_it_is_and_linearised() -> None:
+    records = toy_records(quick=True)
+    assert [record["method"] for record in records] == ["whvi", "whvi-linearized"]
+    for record in records:
+        assert len(record["mean"]) == len(record["std"]) == len(toy.GRID)
+        assert min(record["std"]) > 0
+        assert record["quick"]
 
 
 def test_the_committed_chains_have_mixed() -> None:
