@@ -177,6 +177,51 @@ def s1_and_s2_swapped() -> None:
     substitute(original, block_linear)
 
 
+def missing_factor_two_of_a_log_determinant() -> None:
+    from whvi.linearized import evidence
+
+    def factor(original: Any, self: Any, precision: Any, noise: Any, b: Any) -> Any:
+        found = original(self, precision, noise, b)
+        return found._replace(log_det=found.log_det / 2)
+
+    for owner in (evidence.PrimalSystem, evidence.DualSystem):
+        wrap(owner, "factor", factor)
+
+
+def precision_for_variance() -> None:
+    from whvi.linearized.parameters import ParameterSpace
+
+    def spread(original: Any, self: Any, values: Any) -> Any:
+        return original(self, 1 / values)
+
+    wrap(ParameterSpace, "spread", spread)
+
+
+def dropped_off_diagonal() -> None:
+    import torch
+
+    from whvi.linearized.covariance import RootCovariance
+
+    def of_outputs(original: Any, self: Any, J: Any) -> Any:
+        variances = self.root.square().sum(-2)
+        return original(RootCovariance(torch.diag_embed(variances.sqrt())), J)
+
+    wrap(RootCovariance, "of_outputs", of_outputs)
+
+
+def noise_counted_twice() -> None:
+    from whvi.linearized import LinearizedPosterior
+
+    def predictive(original: Any, self: Any, x: Any, **options: Any) -> Any:
+        self.noise = 2 * self.noise
+        try:
+            return original(self, x, **options)
+        finally:
+            self.noise = self.noise / 2
+
+    wrap(LinearizedPosterior, "predictive", predictive)
+
+
 class Fault(NamedTuple):
     """A way to plant a fault, the test that has to notice, and the assertion in it."""
 
@@ -251,6 +296,26 @@ FAULTS = {
             "layers/test_linear.py::test_some_shapes_are_their_dense_matrix[0]",
             "assert error <= 64 * EPS * scale",
         ),
+        Fault(
+            missing_factor_two_of_a_log_determinant,
+            "linearized/test_evidence.py::test_of_a_linear_model_it_is_exact[False-1]",
+            "assert value.log_evidence == pytest.approx(float(exact)",
+        ),
+        Fault(
+            precision_for_variance,
+            "linearized/test_posterior.py::test_of_a_linear_model_everything_is_exact[1]",
+            "assert_close(q.space.vector(model) + q.shift, mean",
+        ),
+        Fault(
+            dropped_off_diagonal,
+            "linearized/test_posterior.py::test_of_a_linear_model_everything_is_exact[1]",
+            "assert_close(moments.covariance, A @ covariance @ A.mT",
+        ),
+        Fault(
+            noise_counted_twice,
+            "linearized/test_posterior.py::test_of_a_linear_model_everything_is_exact[1]",
+            "assert_close(predictive.variance, variance",
+        ),
     )
 }
 
@@ -268,6 +333,7 @@ CRASH = FAULTS["noise_shared_across_rows"]._replace(plant=mutant_that_does_not_r
 def pytest_configure(config: pytest.Config) -> None:
     """As a plugin: plant the fault that the environment names, before tests are collected."""
     if name := os.environ.get(VARIABLE):
+        import whvi.linearized
         import whvi.tabular
         import whvi.training.step  # noqa: F401
 

@@ -20,10 +20,14 @@ def matrices(batch_shape, seed=0):
     return Z, precision, noise, inverse
 
 
+def root_of(inverse):
+    return torch.linalg.inv(torch.linalg.cholesky(inverse)).tril()
+
+
 def make(kind, batch_shape=()):
     Z, precision, noise, inverse = matrices(batch_shape)
     if kind == "root":
-        return RootCovariance.of_precision(inverse, torch.float64), torch.linalg.inv(inverse)
+        return RootCovariance(root_of(inverse)), torch.linalg.inv(inverse)
     return RowCovariance(Z, precision, noise), torch.linalg.inv(inverse)
 
 
@@ -76,9 +80,11 @@ def test_further_rows(kind, batch_shape):
     assert_close(log_det, torch.linalg.slogdet(inner).logabsdet, rtol=1e-9, atol=1e-9)
 
 
-def test_a_root_is_triangular_and_stands_float32():
-    _, _, _, inverse = matrices(())
-    root = RootCovariance.of_precision(inverse, torch.float32).root
-    assert root.dtype is torch.float32
-    assert torch.equal(root, root.tril())
-    assert_close((root.mT @ root).double(), torch.linalg.inv(inverse), rtol=1e-5, atol=1e-6)
+def test_a_root_stands_float32():
+    _, _, _, inverse = matrices((2,))
+    covariance = RootCovariance(root_of(inverse).float())
+    unit = torch.eye(P).expand(2, 1, P, P)
+    found = covariance.of_outputs(unit).squeeze(-3)
+    assert found.dtype is torch.float64
+    assert_close(found, torch.linalg.inv(inverse), rtol=1e-5, atol=1e-6)
+    assert covariance.conditioned(more((2,)), torch.ones(2).double())[0].root.dtype is torch.float32

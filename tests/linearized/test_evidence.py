@@ -14,9 +14,8 @@ from tests.linearized.problems import (
     rows,
     targets,
 )
-from whvi.errors import NumericalError
 from whvi.likelihoods import Gaussian
-from whvi.linearized.evidence import Evidence, cholesky, maximise
+from whvi.linearized.evidence import Evidence, maximise
 from whvi.linearized.parameters import parameter_space
 from whvi.linearized.statistics import gram_of, stream
 
@@ -117,9 +116,4 @@ def test_few_factorizations_come_close():
     evidence = evidence_of(*problem(num=60), linear=False)
     quick = maximise(evidence, precision=None, fit_noise=True)
     best = maximise(evidence, precision=None, fit_noise=True, tolerance=1e-9, max_iterations=2000)
-    assert float(best.log_evidence) - float(quick.log_evidence) < 1.0
-
-
-def test_a_matrix_that_is_not_positive_is_named():
-    with pytest.raises(NumericalError, match="precision of 2 values is not positive definite"):
-        cholesky(-torch.eye(2))
+    assert 0 <= float(best.log_evidence) - float(quick.log_evidence) < 1.0

@@ -1,9 +1,10 @@
 r"""Jacobians of a chain of layers by one backward pass per output, without autograd.
 
-For a structured layer ``u = H(s2 x)``, ``t = H(g u)``, ``y = s1 t + b`` and the derivative ``ȳ`` of
-an output of the network with respect to ``y``, with ``v̄ = H(s1 ȳ)`` and ``w̄ = H(g v̄)``:
+With the derivative ``ȳ`` of an output of the network with respect to the output of a layer
 
-    ∂/∂s1 = ȳ t      ∂/∂g = v̄ u      ∂/∂s2 = w̄ x      ∂/∂b = ȳ      x̄ = s2 w̄ (summed over blocks)
+    dense, ``y = W x + b``:                 ∂/∂W = ȳ xᵀ      ∂/∂b = ȳ     x̄ = Wᵀ ȳ
+    structured (``whvi._kernel.jacobian``): ∂/∂s1 = ȳ t      ∂/∂g = v̄ u   ∂/∂s2 = w̄ x    x̄ = s2 w̄
+    elementwise, ``y = φ(x)``:              x̄ = φ'(x) ȳ
 
 Nothing is summed over rows, so that these products are the Jacobian of every row.
 """
@@ -20,12 +21,13 @@ from torch import Tensor, nn
 from torch.func import jacrev, vmap
 from torch.nn import functional
 
+from whvi._kernel.jacobian import row_gradients
+from whvi._kernel.product import block_linear
 from whvi.functional import dense_matrix
 from whvi.layers import MCDropout, MeanFieldLinear, WHVILinear
 from whvi.layers.sines import Sine, Tile
 from whvi.posteriors import PlanarFlow, Posterior
 from whvi.sampling import MeanWeights, sampling
-from whvi.transforms import fwht
 
 Fill = Callable[[Tensor], Any]
 Write = Callable[[nn.Parameter | None, Fill], None]
@@ -80,40 +82,21 @@ class Blocks(Link):
     """A structured layer made of ``K`` blocks of size ``D``."""
 
     def __init__(self, layer: WHVILinear) -> None:
-        self.layer, self.plan = layer, layer.matrix.plan
-        matrix = layer.matrix
-        vectors = (matrix.s1, matrix.posterior.loc, matrix.s2)
-        # (*batch_shape, 1, K, D)
-        self.s1, self.g, self.s2 = (
-            v.detach().unflatten(-1, self.plan.vector_shape).unsqueeze(-3) for v in vectors
-        )
+        self.layer, self.plan, matrix = layer, layer.matrix.plan, layer.matrix
+        self.parameters = (matrix.s1, matrix.posterior.loc, matrix.s2)
+        s1, g, s2 = (parameter.detach() for parameter in self.parameters)
+        self.vectors = (s1, g, s2)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Any]:
-        missing = self.plan.block_size - self.plan.in_features
-        x = (functional.pad(x, (0, missing)) if missing else x).unsqueeze(-2)
-        u = fwht(self.s2 * x)
-        t = fwht(self.g * u)
-        y = (self.s1 * t).flatten(-2)[..., : self.plan.out_features]
-        return _plus_bias(y, self.layer), (x, u, t)
+        bias = _bias(self.layer)
+        return block_linear(x, *self.vectors, None if bias is None else bias.detach(), self.plan), x
 
-    def backward(self, kept: Any, grad: Tensor, write: Write) -> Tensor:
-        x, u, t = kept
-        matrix = self.layer.matrix
+    def backward(self, kept: Tensor, grad: Tensor, write: Write) -> Tensor:
         write(_bias(self.layer), lambda J: J.copy_(grad))
-        missing = self.plan.vector_size - self.plan.out_features
-        grad = functional.pad(grad, (0, missing)) if missing else grad
-        grad = grad.unflatten(-1, self.plan.vector_shape)
-        v = fwht(grad * self.s1)
-        w = fwht(v * self.g)
-        write(matrix.s1, lambda J: torch.mul(grad, t, out=self._blocks(J)))
-        write(matrix.posterior.loc, lambda J: torch.mul(v, u, out=self._blocks(J)))
-        write(matrix.s2, lambda J: torch.mul(w, x, out=self._blocks(J)))
-        inputs: Tensor = (w * self.s2).sum(-2)[..., : self.plan.in_features]
+        inputs, *made = row_gradients(kept, *self.vectors, grad, self.plan)
+        for parameter, derivative in zip(self.parameters, made, strict=True):
+            write(parameter, partial(_copy, derivative.flatten(-2)))
         return inputs
-
-    def _blocks(self, J: Tensor) -> Tensor:
-        blocks: Tensor = J.unflatten(-1, self.plan.vector_shape)
-        return blocks
 
 
 @final
@@ -168,6 +151,10 @@ class Column(Link):
         for parameter, derivative in zip(parameters, self.derivatives, strict=True):
             write(parameter, partial(_copy_product, outer, derivative))
         return grad @ self.weight
+
+
+def _copy(source: Tensor, out: Tensor) -> None:
+    out.copy_(source)
 
 
 def _copy_product(a: Tensor, b: Tensor, out: Tensor) -> None:

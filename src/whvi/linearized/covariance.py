@@ -16,8 +16,8 @@ from typing import final
 import torch
 from torch import Tensor
 
-from whvi.linearized.evidence import cholesky
 from whvi.linearized.statistics import Statistics
+from whvi.linearized.triangular import cholesky
 
 
 class Covariance(ABC):
@@ -51,16 +51,6 @@ class RootCovariance(Covariance):
 
     def __init__(self, root: Tensor) -> None:
         self.root = root
-
-    @classmethod
-    def of_precision(cls, precision: Tensor, dtype: torch.dtype) -> RootCovariance:
-        """Invert the Cholesky factor of ``Σ⁻¹ (*batch_shape, P, P)``, one replica at a time."""
-        size, root = precision.shape[-1], torch.empty_like(precision, dtype=dtype)
-        unit = torch.eye(size, dtype=precision.dtype, device=precision.device)
-        matrices = precision.reshape(-1, size, size).unbind()
-        for matrix, out in zip(matrices, root.view(-1, size, size), strict=True):
-            out.copy_(torch.linalg.solve_triangular(cholesky(matrix), unit, upper=False))
-        return cls(root)
 
     def of_outputs(self, J: Tensor) -> Tensor:
         halves = J.to(self.root.dtype).flatten(-3, -2) @ self.root.mT

@@ -24,9 +24,9 @@ from typing import NamedTuple, final
 import torch
 from torch import Tensor
 
-from whvi.errors import NumericalError
 from whvi.linearized.parameters import ParameterSpace
 from whvi.linearized.statistics import Statistics
+from whvi.linearized.triangular import cholesky, inverse_of_triangle
 
 
 class Factored(NamedTuple):
@@ -35,6 +35,7 @@ class Factored(NamedTuple):
     log_det: Tensor  # log det A − Σ n_k log λ_k
     effective: Tensor  # γ_k, (K,)
     shift: Tensor  # A⁻¹ b, (P,), zero without b
+    root: Tensor | None  # C with A⁻¹ = CᵀC, lower triangular, if the factorization has made it
 
 
 class System(ABC):
@@ -59,14 +60,14 @@ class PrimalSystem(System):
     def factor(self, precision: Tensor, noise: Tensor, b: Tensor | None) -> Factored:
         spread = self.space.spread(precision)
         factor = cholesky(precision_matrix(self.gram, spread, noise))
-        diagonal = torch.cholesky_inverse(factor).diagonal()
+        root = inverse_of_triangle(factor)  # A⁻¹ = rootᵀ root
         log_det = 2 * factor.diagonal().log().sum() - spread.log().sum()
         sizes = torch.tensor(self.space.sizes, dtype=spread.dtype)
-        effective = sizes - precision * self.space.sums(diagonal)
+        effective = sizes - precision * self.space.sums(root.square().sum(0))
         shift = torch.zeros_like(spread)
         if b is not None:
-            shift = torch.cholesky_solve(b.unsqueeze(-1), factor).squeeze(-1)
-        return Factored(log_det, effective, shift)
+            shift = root.mT @ (root @ b)
+        return Factored(log_det, effective, shift, root)
 
     def quadratic(self, v: Tensor) -> Tensor:
         return v @ (self.gram @ v)
@@ -97,7 +98,7 @@ class DualSystem(System):
             shift = b / self.space.spread(precision)
             change = torch.cholesky_solve((self.rows @ shift).unsqueeze(-1), factor).squeeze(-1)
             shift = shift - (change @ self.rows) / self.space.spread(precision)
-        return Factored(log_det, effective, shift)
+        return Factored(log_det, effective, shift, None)
 
     def quadratic(self, v: Tensor) -> Tensor:
         return (self.rows @ v).square().sum()
@@ -110,19 +111,6 @@ def precision_matrix(gram: Tensor, precision: Tensor, noise: Tensor) -> Tensor:
     return matrix
 
 
-def cholesky(matrix: Tensor) -> Tensor:
-    """Return the lower factor; raise :class:`~whvi.errors.NumericalError` if there is none."""
-    factor: Tensor
-    factor, failed = torch.linalg.cholesky_ex(matrix)
-    if bool(failed.any()) or not bool(factor.isfinite().all()):
-        size = matrix.shape[-1]
-        raise NumericalError(
-            f"the precision of {size} values is not positive definite in float64; raise "
-            "prior_precision, or check the model for values that are not finite"
-        )
-    return factor
-
-
 class Value(NamedTuple):
     """The evidence at one point, its gradient and the fixed point that the point leads to."""
 
@@ -130,6 +118,7 @@ class Value(NamedTuple):
     gradient: Tensor  # with respect to (log λ, log τ)
     effective: Tensor  # γ_k
     shift: Tensor  # from θ* to the mean of the linear model
+    root: Tensor | None  # of A⁻¹
 
 
 class Evidence:
@@ -158,7 +147,7 @@ class Evidence:
         s, theta, b = self.statistics, self.theta, None
         if self.linear:
             b = s.gradient / noise - self.space.spread(precision) * theta
-        log_det, effective, shift = self.system.factor(precision, noise, b)
+        log_det, effective, shift, root = self.system.factor(precision, noise, b)
         squares = s.squares
         log_prob = s.log_prob - 0.5 * (s.count * point[-1] + squares * (1 / noise - 1))
         value = log_prob - 0.5 * (precision * self.space.sums(theta.square())).sum() - 0.5 * log_det
@@ -169,7 +158,7 @@ class Evidence:
         slopes = effective - precision * self.space.sums(theta.square())
         noise_slope = squares / noise + effective.sum() - s.count
         gradient = 0.5 * torch.cat([slopes, noise_slope.reshape(1)])
-        return Value(float(value), gradient, effective, shift)
+        return Value(float(value), gradient, effective, shift, root)
 
 
 _LOG_PRECISION_RANGE = (math.log(1e-8), math.log(1e10))
@@ -184,6 +173,7 @@ class Hyperparameters(NamedTuple):
     noise: Tensor  # τ, a number
     shift: Tensor  # from θ* to the mean, (P,)
     log_evidence: Tensor
+    root: Tensor | None  # C with Σ = CᵀC, if the search has made it
 
 
 def maximise(
@@ -191,7 +181,7 @@ def maximise(
     *,
     precision: Tensor | None,
     fit_noise: bool,
-    tolerance: float = 0.05,
+    tolerance: float = 0.3,
     max_iterations: int = 30,
 ) -> Hyperparameters:
     """Climb by MacKay's fixed point, ``λ_k ← γ_k / |θ_k|²`` and ``τ ← E / (M − Σ γ_k)``.
@@ -217,7 +207,8 @@ def maximise(
         if abs(value.log_evidence - last.log_evidence) < tolerance:
             break
     log_evidence = torch.tensor(best.log_evidence, dtype=torch.float64)
-    return Hyperparameters(best_point[:-1].exp(), best_point[-1].exp(), best.shift, log_evidence)
+    found = best_point[:-1].exp() if precision is None else precision
+    return Hyperparameters(found, best_point[-1].exp(), best.shift, log_evidence, best.root)
 
 
 def _start(evidence: Evidence, precision: Tensor | None) -> Tensor:

@@ -14,7 +14,7 @@ from whvi.errors import ConfigError, DataError
 from whvi.functions import batch_shape_of, check_rows, row_axis
 from whvi.likelihoods import Gaussian, Likelihood
 from whvi.linearized.covariance import Covariance, RootCovariance
-from whvi.linearized.evidence import Evidence, Hyperparameters, maximise
+from whvi.linearized.evidence import Evidence, Hyperparameters, maximise, precision_matrix
 from whvi.linearized.parameters import ParameterSpace, parameter_space
 from whvi.linearized.plan import Plan, Sizes, make_plan
 from whvi.linearized.posterior import (
@@ -24,6 +24,7 @@ from whvi.linearized.posterior import (
     rows_per_block,
 )
 from whvi.linearized.statistics import Rows, Statistics, stream, target_axis
+from whvi.linearized.triangular import cholesky, inverse_of_triangle
 
 MAX_BYTES = 1 << 27
 """Memory that the automatic choice of the form allows for the covariance, all replicas together."""
@@ -92,18 +93,21 @@ def linearize(
     )  # fmt: skip
     if support is not None:
         statistics = statistics.scaled(float(support.weight[0]))
-    found = _hyperparameters(
+    found = _search(
         statistics, space, space.vector(model),
         precision=_given(prior_precision, space),
         fit_noise=noise == "evidence" and isinstance(likelihood, Gaussian),
         linear=mean == "linear",
     )  # fmt: skip
+    stacked = {name: _stack(found, name, space) for name in _STACKED}
     if support is None:
-        covariance: Covariance = _root(statistics, space, found, next(model.parameters()).dtype)
+        dtype = next(model.parameters()).dtype
+        covariance: Covariance = _root_covariance(statistics, space, found, dtype)
     else:
-        covariance = row_covariance(model, likelihood, space, support, found.precision, found.noise)
+        precision, factor = stacked["precision"], stacked["noise"]
+        covariance = row_covariance(model, likelihood, space, support, precision, factor)
     return LinearizedPosterior(
-        model, likelihood, space, covariance, **found._asdict(),
+        model, likelihood, space, covariance, **stacked,
         form=plan.form, support=support, description=str(plan),
     )  # fmt: skip
 
@@ -133,7 +137,7 @@ def plan_of(
     return make_plan(sizes, form, max_bytes, num_rows)
 
 
-def _hyperparameters(
+def _search(
     statistics: Statistics,
     space: ParameterSpace,
     theta: Tensor,
@@ -141,25 +145,38 @@ def _hyperparameters(
     precision: Tensor | None,
     fit_noise: bool,
     linear: bool,
-) -> Hyperparameters:
-    """Maximise the evidence of every replica; results have leading ``batch_shape``."""
+) -> list[Hyperparameters]:
+    """Maximise the evidence of every replica, one after the other."""
     found = []
     for index in itertools.product(*map(range, space.batch_shape)):
         evidence = Evidence(statistics.replica(index), theta[index], space, linear=linear)
         given = None if precision is None else precision[index]
         found.append(maximise(evidence, precision=given, fit_noise=fit_noise))
-    columns = (torch.stack(column) for column in zip(*found, strict=True))
-    return Hyperparameters(*(c.reshape(*space.batch_shape, *c.shape[1:]) for c in columns))
+    return found
 
 
-def _root(
-    statistics: Statistics, space: ParameterSpace, found: Hyperparameters, dtype: torch.dtype
+_STACKED = ("precision", "noise", "shift", "log_evidence")
+
+
+def _stack(found: list[Hyperparameters], name: str, space: ParameterSpace) -> Tensor:
+    stacked = torch.stack([getattr(each, name) for each in found])
+    return stacked.reshape((*space.batch_shape, *stacked.shape[1:]))
+
+
+def _root_covariance(
+    statistics: Statistics, space: ParameterSpace, found: list[Hyperparameters], dtype: torch.dtype
 ) -> RootCovariance:
     """Return the covariance of all parameters of every replica."""
-    P, gram = space.num_parameters, statistics.full_gram()
-    matrix = gram / found.noise[..., None, None]
-    matrix.diagonal(dim1=-2, dim2=-1).add_(space.spread(found.precision))
-    return RootCovariance.of_precision(matrix.view(*space.batch_shape, P, P), dtype)
+    P = space.num_parameters
+    roots = torch.empty(len(found), P, P, dtype=dtype)
+    for r, index in enumerate(itertools.product(*map(range, space.batch_shape))):
+        root = found[r].root
+        if root is None:  # the evidence worked on rows
+            gram = statistics.replica(index).full_gram()
+            spread = space.spread(found[r].precision)
+            root = inverse_of_triangle(cholesky(precision_matrix(gram, spread, found[r].noise)))
+        roots[r] = root
+    return RootCovariance(roots.view(*space.batch_shape, P, P))
 
 
 # ---- what came in --------------------------------------------------------------------------------
