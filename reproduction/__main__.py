@@ -13,6 +13,11 @@ from reproduction.deep_gp import reproduce_deep_gp
 from reproduction.demo import run_demo
 from reproduction.figure1 import reproduce_figure1
 from reproduction.figure2 import cells, reproduce_figure2
+from reproduction.gaps import PARTS, reproduce_gaps
+from reproduction.gaps.methods import RUN as GAP_METHODS
+from reproduction.ood import reproduce_ood
+from reproduction.ood.methods import METHODS as IMAGE_METHODS
+from reproduction.ood.work import DATASET as IMAGES
 from reproduction.runner import Options
 from reproduction.table1 import reproduce_table1
 from reproduction.table1.paper import DATASETS
@@ -52,6 +57,8 @@ def _parser() -> argparse.ArgumentParser:
     _add_figure1(experiments.add_parser("figure1", help="covariances of g and of vec(W)"))
     _add_figure2(experiments.add_parser("figure2", help="Gaussian processes against parameters"))
     _add_deep_gp(experiments.add_parser("deep_gp", help="deep against single-layer processes"))
+    _add_gaps(experiments.add_parser("gaps", help="between and beyond the data, UCI gap splits"))
+    _add_ood(experiments.add_parser("ood", help="Fashion-MNIST against MNIST"))
     _add_demo(experiments.add_parser("demo", help="the main job on simulated data"))
     return parser
 
@@ -120,6 +127,39 @@ def _add_deep_gp(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(run=run)
 
 
+def _add_gaps(parser: argparse.ArgumentParser) -> None:
+    _add_common(parser, quick="two columns of energy and yacht, few steps")
+    _add_grid(parser, methods=GAP_METHODS, data=DATASETS)
+    _add_data_dir(parser)
+    add = parser.add_argument
+    add("--splits", type=_splits, metavar="LIST", help="columns or splits such as 0-4,7")
+    add("--parts", nargs="+", choices=PARTS, default=PARTS, metavar="NAME",
+        help=f"of {', '.join(PARTS)}")  # fmt: skip
+
+    def run(options: argparse.Namespace) -> int:
+        folder = reproduce_gaps(
+            _options(options, "gaps"),
+            parts=options.parts,
+            splits=options.splits,
+            data_dir=options.data_dir,
+        )
+        return _done(folder / "README.md")
+
+    parser.set_defaults(run=run)
+
+
+def _add_ood(parser: argparse.ArgumentParser) -> None:
+    _add_common(parser, quick="one seed, a few images, one epoch")
+    _add_grid(parser, methods=IMAGE_METHODS, data=(IMAGES,))
+    _add_data_dir(parser, kind="images")
+
+    def run(options: argparse.Namespace) -> int:
+        folder = reproduce_ood(_options(options, "ood"), data_dir=options.data_dir)
+        return _done(folder / "README.md")
+
+    parser.set_defaults(run=run)
+
+
 def _add_demo(parser: argparse.ArgumentParser) -> None:
     _add_common(parser, quick="a few steps")
 
@@ -138,12 +178,10 @@ def _add_common(parser: argparse.ArgumentParser, *, quick: str) -> None:
     parser.add_argument("-o", "--output", metavar="FOLDER", help="where the results go")
 
 
-def _add_data_dir(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--data-dir",
-        metavar="FOLDER",
-        help="holds UCI_Datasets; by default the variable WHVI_DATA names it, else a download",
-    )
+def _add_data_dir(parser: argparse.ArgumentParser, *, kind: str = "UCI_Datasets") -> None:
+    otherwise = ", else a download" if kind == "UCI_Datasets" else ""
+    named = f"holds {kind}; by default the variable WHVI_DATA names it{otherwise}"
+    parser.add_argument("--data-dir", metavar="FOLDER", help=named)
 
 
 def _add_grid(

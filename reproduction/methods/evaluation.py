@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -27,12 +27,14 @@ def evaluate(
     choices: Sequence[Choice],
     *,
     seed: int,
+    score: Callable[[Predictive, Tensor], dict[str, float]] | None = None,
 ) -> Iterator[Record]:
     """Fit, predict and score ``splits`` with their choices; yields one record each.
 
     Splits whose choices have the same structure train as replicas of one pass, together with
-    their ensemble members.
+    their ensemble members. ``score`` is :func:`scores` unless another function is given.
     """
+    score = score or scores
     replicas = stack_replicas(dataset.x, dataset.y, [dataset.splits[k] for k in splits])
     scaled = standardize_replicas(replicas)
     x, y, test_x = (torch.as_tensor(part).float() for part in scaled.data[:3])
@@ -56,7 +58,7 @@ def evaluate(
                 "dataset": dataset.name,
                 "split": splits[i],
                 "seed": seed,
-                **scores(ours, test_y[i]),
+                **score(ours, test_y[i]),
                 "mnll_unscaled": float(mnll(raw.log_prob(test_y[i]))),
                 "num_parameters": members * fitted.num_parameters,
                 "seconds": seconds + choices[i].seconds,

@@ -108,30 +108,30 @@ class FittedNetwork:
     def __init__(
         self, model: nn.Module, likelihood: Likelihood, seed: int, scores: NormalScores | None
     ) -> None:
-        self._model, self._likelihood, self._seed = model, likelihood, seed
+        self.model, self.likelihood, self._seed = model, likelihood, seed
         self._scores = scores
 
     @property
     def num_parameters(self) -> int:
         """Parameters of one network, its noise included."""
-        modules = (self._model, self._likelihood)
+        modules = (self.model, self.likelihood)
         total = sum(p.numel() for module in modules for p in module.parameters())
-        return total // self._likelihood.batch_shape[0]
+        return total // self.likelihood.batch_shape[0]
 
     def predict(self, x: Tensor, *, num_draws: int) -> Predictive:
         """Return the mixture over ``num_draws`` weight draws."""
         generator = seeded_generator("predict", self._seed)
-        num_draws = num_draws if _is_random(self._model) else 1
+        num_draws = num_draws if _is_random(self.model) else 1
         x = self._scores(x) if self._scores else x
         f = draw_functions(
-            self._model,
+            self.model,
             x,
             num_draws=num_draws,
             generator=generator,
-            batch_size=max(1, _VALUES_AT_ONCE // (len(x) * num_draws * _widest(self._model))),
+            batch_size=max(1, _VALUES_AT_ONCE // (len(x) * num_draws * _widest(self.model))),
         )
         with torch.no_grad():
-            return self._likelihood.predictive(f)
+            return self.likelihood.predictive(f)
 
 
 def make_noise(

@@ -91,6 +91,7 @@ def choose(
     seed: int,
     quick: bool = False,
     known: Known = MappingProxyType({}),
+    repeats: int | None = None,
 ) -> list[Choice]:
     """Choose settings for each of ``splits``, every one by itself.
 
@@ -105,11 +106,12 @@ def choose(
         seed: Of training; inner parts depend on it too.
         quick: Take the first candidate only, with few steps.
         known: Scores that need not be computed again.
+        repeats: Inner parts whose scores are averaged; by default :func:`num_inner_parts`.
     """
     start = time.perf_counter()
     num_train = len(dataset.splits[splits[0]].train)
     grid = candidates(method, DataSize(num_train, dataset.x.shape[1]), quick=quick)
-    repeats = 1 if quick else num_inner_parts(num_train)
+    repeats = repeats or (1 if quick else num_inner_parts(num_train))
     fresh = [c for c in grid if not all(key(c) in known.get(k, {}) for k in splits)]
     scores: list[dict[str, Scores]] = [dict(known.get(k, {})) for k in splits]
     if fresh:

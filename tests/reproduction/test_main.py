@@ -14,7 +14,7 @@ from reproduction.runner import Options
 from reproduction.table1.work import ROWS
 from whvi.errors import DataError
 
-EXPERIMENTS = ("table1", "figure1", "figure2", "deep_gp", "demo")
+EXPERIMENTS = ("table1", "figure1", "figure2", "deep_gp", "gaps", "ood", "demo")
 WRONG = {
     "no experiment": ("", "required: experiment"),
     "unknown figure": ("figure9", "invalid choice: 'figure9'"),

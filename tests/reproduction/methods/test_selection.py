@@ -42,7 +42,7 @@ class Spy:
         self, settings: Sequence[Settings], x: Tensor, y: Tensor, *, seed: int
     ) -> FittedNetwork:
         fitted = self.inner.fit(settings, x, y, seed=seed)
-        state = fitted._model.state_dict()
+        state = fitted.model.state_dict()
         self.weights += [tensor.detach().clone() for tensor in state.values()]
         return fitted
 

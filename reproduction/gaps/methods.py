@@ -1,0 +1,67 @@
+"""The methods of the gap experiment and their candidates.
+
+Networks have the paper's shape and the candidates of Table 1 (:mod:`reproduction.methods.grids`)
+with fewer steps. A method with several candidates chooses on held-out training rows, which also fit
+the factor of its noise; a method with one takes its hyper-parameters from the evidence.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from importlib.util import find_spec
+
+from reproduction.gaps.catboost import CatBoostMethod
+from reproduction.gaps.exact_gp import ExactGPMethod
+from reproduction.gaps.laplace import LaplaceMethod
+from reproduction.gaps.linearized import LinearizedMethod
+from reproduction.methods import DataSize, Method, Settings
+from reproduction.methods.grids import METHODS as TABLE_1
+from reproduction.methods.networks import NetworkMethod
+
+NUM_STEPS = 3000
+ESTIMATORS = ("WHVIRegressor", "WHVIGPRegressor")
+BEFORE = "WHVIRegressor-before"
+"""``WHVIRegressor`` before the linearised posterior: records under a name that is not run again."""
+
+_PACKAGES = {"catboost": "catboost", "laplace": "laplace", "exact-gp": "gpytorch"}
+
+
+def _shorter(name: str, *, noise: str | None = None) -> NetworkMethod:
+    """Return a network of Table 1 with :data:`NUM_STEPS` steps, perhaps with one kind of noise."""
+    method = TABLE_1[name]
+    assert isinstance(method, NetworkMethod)
+
+    def grid(size: DataSize) -> tuple[Settings, ...]:
+        found = ({**candidate, "steps": NUM_STEPS} for candidate in method.grid(size))
+        return tuple(c for c in found if noise in (None, c["noise"]))
+
+    return replace(method, grid=grid)
+
+
+_WHVI = _shorter("whvi")
+METHODS: dict[str, Method] = {
+    method.name: method
+    for method in (
+        _WHVI,
+        LinearizedMethod("whvi-linearized", _WHVI),
+        _shorter("mean-field"),
+        _shorter("mc-dropout"),
+        _shorter("deep-ensemble", noise="heteroscedastic"),
+        ExactGPMethod(),
+        LaplaceMethod(),
+        CatBoostMethod(),
+    )
+}
+"""Those that fit replicas."""
+
+_OURS = ("whvi", "whvi-linearized", BEFORE, *ESTIMATORS)
+ROWS = (*_OURS, *(name for name in METHODS if name not in _OURS))
+"""Every method, in the order of the table: ours, then their rivals."""
+RUN = tuple(name for name in ROWS if name != BEFORE)
+"""Those that can be run."""
+
+
+def missing_package(method: str) -> str | None:
+    """Return the package that a method needs and that is not installed."""
+    package = _PACKAGES.get(method)
+    return package if package and find_spec(package) is None else None

@@ -1,0 +1,43 @@
+"""Averages of the gap experiment over columns, splits or seeds, from records alone."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+
+from reproduction.gaps.methods import ROWS
+from reproduction.records import Record
+from reproduction.report import SummaryRow, mean
+from reproduction.table1.paper import DATASETS
+
+SCORES = ("rmse", "mnll", "crps", "coverage50", "width50", "coverage90", "width90")
+
+
+def summarise(records: Iterable[Record]) -> list[SummaryRow]:
+    """Average the records of every (data set, method) over splits and seeds.
+
+    The worst split is that with the largest MNLL; ``seconds`` is the sum over splits.
+    """
+    groups: dict[tuple[str, str], list[Record]] = defaultdict(list)
+    for record in records:
+        groups[record["dataset"], record["method"]].append(record)
+    return [_row(*key, groups[key]) for key in sorted(groups, key=_order)]
+
+
+def _order(cell: tuple[str, str]) -> tuple[int, int]:
+    dataset, method = cell
+    return DATASETS.index(dataset), ROWS.index(method)
+
+
+def _row(dataset: str, method: str, records: Sequence[Record]) -> SummaryRow:
+    worst = max(records, key=lambda record: float(record["mnll"]))
+    return {
+        "dataset": dataset,
+        "method": method,
+        **{f"{score}_mean": mean(records, score) for score in SCORES},
+        "mnll_worst": worst["mnll"],
+        "worst_split": worst["split"],
+        "num_splits": len({record["split"] for record in records}),
+        "num_parameters": round(mean(records, "num_parameters")),
+        "seconds": round(sum(record["seconds"] for record in records), 3),
+    }
