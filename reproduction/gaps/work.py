@@ -14,7 +14,7 @@ from torch import Tensor
 from reproduction.data import UCIDataset, load_uci
 from reproduction.gaps.commit import commit
 from reproduction.gaps.linearized import LinearizedMethod
-from reproduction.gaps.methods import ESTIMATORS, METHODS
+from reproduction.gaps.methods import BEFORE, ESTIMATORS, METHODS
 from reproduction.gaps.splits import few_rows, with_gaps
 from reproduction.methods import DataSize, Method
 from reproduction.methods.evaluation import evaluate, facts
@@ -91,21 +91,29 @@ class GapsWork:
             model = _make_estimator(unit.method, unit.seed, quick=self.quick)
             model.fit(dataset.x[train], dataset.y[train])
             predictive = model.predict_dist(dataset.x[test])
-            seconds = time.perf_counter() - start
-            yield {
-                "method": unit.method,
+            record = {
                 "dataset": dataset.name,
                 "split": split,
                 "seed": unit.seed,
-                **scores(predictive, torch.as_tensor(dataset.y[test])),
                 "num_parameters": sum(p.numel() for p in model.model_.parameters()),
-                "seconds": seconds,
+                "seconds": time.perf_counter() - start,
                 "choice": {name: getattr(model, name + "_", None) for name in _FOUND},
                 **facts(dataset, split),
             }
+            y = torch.as_tensor(dataset.y[test])
+            yield {"method": unit.method, **record, **scores(predictive, y)}
+            if isinstance(model, WHVIRegressor) and self.part != "gaps":
+                yield {"method": BEFORE, **record, **scores(_near(model, dataset.x[test]), y)}
 
 
 _FOUND = ("likelihood", "noise_factor")  # by WHVIRegressor in its own training rows
+
+
+def _near(model: WHVIRegressor, x: np.ndarray) -> Predictive:
+    """Predict by the weight draws of the same fit alone, as the estimator did before."""
+    whole = model.predict_dist(x)
+    loc, scale = (part[: model.num_draws] for part in whole.gaussian_components() or ())
+    return Predictive.gaussian(loc, scale)
 
 
 def split_dataset(dataset: UCIDataset, part: str, *, seed: int) -> UCIDataset:

@@ -43,6 +43,7 @@ STREAM = "-"
 _FEW_VALUES = 10  # different numbers of a target, at most so many of which may well be classes
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")  # with which a spreadsheet would begin to compute
 _LABEL = ["label", "confidence", "entropy"]
+_FAR = 0.5  # share of the linearised networks above which a row is far from the training rows
 _MOMENTS = ["mean", "std", "epistemic", "aleatoric", "lower", "upper"]
 
 
@@ -230,14 +231,20 @@ def predict_table(
         if name in names or keep.count(name) > 1:
             raise ConfigError(f"--keep: the predictions have a column {name!r} already")
     x = model_columns(frame, predictor.schema, options)
-    found = _moments(predictor, x, level) if classes is None else _class_columns(predictor, x)
+    *found, far = _moments(predictor, x, level) if classes is None else _class_columns(predictor, x)
+    if (num_far := int((far > _FAR).sum())) and len(far):
+        options.note(
+            f"{num_far} of {len(far)} rows are far from all training rows (first: row "
+            f"{int((far > _FAR).argmax())}, counted from 0): the model knows little there"
+        )
     predictions = pd.DataFrame(dict(zip(names, found, strict=True)), index=frame.index)
     _write(output, pd.concat([frame[keep], predictions], axis=1))
 
 
 def _moments(predictor: Predictor, x: pd.DataFrame, level: float) -> list[np.ndarray]:
     def of(p: Predictive) -> Tensor:
-        return torch.stack([p.mean, p.std, p.epistemic, p.aleatoric, *p.interval(level)], dim=1)
+        moments = [p.mean, p.std, p.epistemic, p.aleatoric, *p.interval(level)]
+        return torch.stack([*moments, predictor.share(p)], dim=1)
 
     check_one_target(predictor)
     return list(predictor.evaluate(x, of).T)
@@ -245,12 +252,13 @@ def _moments(predictor: Predictor, x: pd.DataFrame, level: float) -> list[np.nda
 
 def _class_columns(predictor: Predictor, x: pd.DataFrame) -> list[np.ndarray]:
     def of(p: Predictive) -> Tensor:
-        return torch.cat([p.entropy()[:, None], p.probs], dim=1)
+        ends = p.entropy()[:, None], predictor.share(p)[:, None]
+        return torch.cat([ends[0], p.probs, ends[1]], dim=1)
 
     assert predictor.classes is not None  # as the caller knows
-    entropy, *probs = predictor.evaluate(x, of).T
+    entropy, *probs, far = predictor.evaluate(x, of).T
     best = predictor.classes.astype(str)[np.argmax(probs[: len(predictor.classes)], axis=0)]
-    return [best, np.max(probs, axis=0), entropy, *probs[: len(predictor.classes)]]
+    return [best, np.max(probs, axis=0), entropy, *probs[: len(predictor.classes)], far]
 
 
 def model_columns(frame: pd.DataFrame, schema: TableSchema, options: TableOptions) -> pd.DataFrame:

@@ -36,7 +36,7 @@ def build_report(
         source: Name of the table, for the headline.
         main_level: Level of the interval that is plotted and described first.
     """
-    predictive = model.predict_dist(x)
+    predictive, far = model.predict_dist(x), model.far_share(x)
     if hasattr(model, "classes_"):
         judged = _judge_labels(predictive, label_numbers(model.classes_, y), model.classes_)
     elif model.n_outputs_ == 1:
@@ -51,7 +51,7 @@ def build_report(
     return render(
         title=f"How well is {model.target_name_} predicted?",
         source=f"{source}: {count(len(x), 'row')}, {count(len(columns), 'column')}",
-        warnings=data_warnings(model.schema_, x),
+        warnings=[*data_warnings(model.schema_, x), *far_warnings(far)],
         effects=pictures.effect_pictures(model, x),
         columns=[_describe(column, x[column.name]) for column in columns],
         card=model_card(model),
@@ -170,6 +170,18 @@ def data_warnings(schema: Any, x: pd.DataFrame) -> list[str]:
     return warnings
 
 
+def far_warnings(far: np.ndarray) -> list[str]:
+    """Name the rows that are far from all training rows, the farthest first."""
+    rows = [int(row) for row in np.argsort(-far, kind="stable") if far[row] > 0.5]
+    if not rows:
+        return []
+    return [
+        f"{count(len(rows), 'row')} of {len(far):,} "
+        f"{'is' if len(rows) == 1 else 'are'} far from all rows in training, and the model knows "
+        f"little there (counted from 0, the farthest first): {listed([str(row) for row in rows])}."
+    ]
+
+
 def model_card(model: Any) -> list[tuple[str, str]]:
     """Describe how a fitted estimator was trained, as names and values."""
     training = model.training_summary_
@@ -193,6 +205,12 @@ def model_card(model: Any) -> list[tuple[str, str]]:
         ("seconds", number(round(float(training["seconds"]), 1))),
         ("MNLL on held-out rows", nats(training["validation_mnll"])),
     ]
+    far = model._predictor.linearized
+    how = "weight draws only"
+    if far is not None:
+        size = sum(part.shape[-1] for tangent in far.tangents for part in tangent.displacements)
+        how = f"linearized networks, full covariance of {number(size)} parameters each"
+    card.append(("far from the training rows", how))
     for candidate in model.candidates_ if len(model.candidates_) > 1 else []:
         card.append((f"with {candidate['likelihood']}", nats(candidate["validation_mnll"])))
     return card

@@ -247,6 +247,15 @@ class WHVIEstimator(SavedModel, BaseEstimator):  # type: ignore[misc]  # scikit-
         table = self._checked(X)
         return self._predictor.predict(table)
 
+    def far_share(self, X: Any) -> NDArray[np.float64]:
+        """Return how far from the training rows every row is, ``(N,)``, between 0 and 1.
+
+        It is the share of the linearised networks in a prediction, which know less the farther a
+        row is (:mod:`whvi.tabular.extrapolation`); 0 with ``linearize=False``.
+        """
+        table = self._checked(X)
+        return self._predictor.evaluate(table, self._predictor.share)
+
     # Files -------------------------------------------------------------------------------------
 
     def _content(self) -> ModelFile:

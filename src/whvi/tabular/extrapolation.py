@@ -30,10 +30,11 @@ from whvi.likelihoods import Gaussian, HeteroscedasticGaussian
 from whvi.linearized.chain import Column
 from whvi.linearized.covariance import RowCovariance
 from whvi.linearized.curvature import curvature_root, slope
-from whvi.linearized.evidence import Evidence, cholesky, maximise
+from whvi.linearized.evidence import Evidence, maximise
 from whvi.linearized.jacobians import jacobian
 from whvi.linearized.parameters import ParameterSpace, parameter_space
 from whvi.linearized.statistics import Statistics
+from whvi.linearized.triangular import cholesky
 from whvi.tabular.predictor import Functions, Gate, Linearized, Tangent
 from whvi.tabular.training import Trained
 from whvi.training.config import seeded_generator

@@ -14,6 +14,7 @@ parameters, and get a share that grows with the variance: :mod:`whvi.tabular.ext
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -342,12 +343,11 @@ class Predictor:
     def map(self, table: pd.DataFrame, of: Callable[[Predictive], Any]) -> list[Any]:
         """Evaluate ``of`` the predictive distributions of one block of rows after the other.
 
-        Blocks are filled up with zeros to a multiple of 64 rows, because vectorised sums treat
-        the last columns differently, and cut back afterwards.
+        Blocks are filled up to a multiple of 64 rows: vectorised sums treat the last differently.
         """
         x, found = self.rows(table), []
-        is_little = len(x) * self.functions.width < _WORTH_THREADS
-        with limited_threads(1 if is_little else torch.get_num_threads()):
+        few = len(x) * self.functions.width < _WORTH_THREADS
+        with limited_threads(1 if few else torch.get_num_threads()):
             for block in x.split(self.functions.block_rows):
                 filled = F.pad(block, (0, 0, 0, -len(block) % _MOST_ROWS))
                 found.append(of(self.predictive(filled))[: len(block)])
@@ -370,13 +370,17 @@ class Predictor:
         if self.linearized is None:
             return _by_row(near)
         f, changes = self.linearized(x, self.architecture.num_functions)
-        far, share = self._far(f.double(), changes.double())
+        far, share = self._far(self.linearized.gate, f.double(), changes.double())
         return _by_row(Predictive.mix([near, far], [1 - share, share]))
 
-    def _far(self, f: Tensor, changes: Tensor) -> tuple[Predictive, Tensor]:
+    def share(self, predictive: Predictive) -> Tensor:
+        """Return the share of the linearised networks in every row, ``(N,)``."""
+        if predictive.weights is None:
+            return torch.zeros(len(predictive))
+        return predictive.weights[math.prod(self.functions.shape) :].sum(0)
+
+    def _far(self, gate: Gate, f: Tensor, changes: Tensor) -> tuple[Predictive, Tensor]:
         """Return the linearised mixture of values and changes, and its share in every row."""
-        assert self.linearized is not None
-        gate = self.linearized.gate
         variance = changes.square().mean(1)  # (R, N, O)
         share = gate.share(variance.mean(-1).clamp_min(_LEAST_VARIANCE).log().mean(0))
         if not isinstance(self.likelihood, Gaussian | HeteroscedasticGaussian):
