@@ -55,6 +55,8 @@ class WHVIRegressor(RegressorMixin, WHVIEstimator):  # type: ignore[misc]  # no 
         imputer: ``"median"`` fills missing numbers by the median and missing texts by a category
             of their own; ``None`` refuses them.
         num_draws: Weight draws of a prediction, over all members. They are fixed by the fit.
+        linearize: Whether members are also linearised, with a full covariance over all their
+            parameters, for rows that are far from the training rows (``far_share(X)`` tells which).
         random_state: Seed; the same seed gives the same fit and predictions, bit for bit.
         device: Where to compute.
         verbose: 1 or more shows a progress bar on stderr.
