@@ -117,3 +117,13 @@ def test_few_factorizations_come_close():
     quick = maximise(evidence, precision=None, fit_noise=True)
     best = maximise(evidence, precision=None, fit_noise=True, tolerance=1e-9, max_iterations=2000)
     assert 0 <= float(best.log_evidence) - float(quick.log_evidence) < 1.0
+
+
+def test_a_tensor_that_rows_say_nothing_about_keeps_a_bounded_prior():
+    model, likelihood, x, y = problem()
+    model[0].bias.data.fill_(-100.0)  # tanh is flat: no slope reaches the first layer
+    evidence = evidence_of(model, likelihood, x, y, linear=False)
+    found = maximise(evidence, precision=None, fit_noise=True)
+    spreads = found.precision.rsqrt() / evidence.theta.square().mean().sqrt()
+    assert spreads.max() < 1000
+    assert found.log_evidence.isfinite()

@@ -24,6 +24,7 @@ from typing import NamedTuple, final
 import torch
 from torch import Tensor
 
+from whvi.errors import NumericalError
 from whvi.linearized.parameters import ParameterSpace
 from whvi.linearized.statistics import Statistics
 from whvi.linearized.triangular import cholesky, inverse_of_triangle
@@ -62,8 +63,9 @@ class PrimalSystem(System):
         factor = cholesky(precision_matrix(self.gram, spread, noise))
         root = inverse_of_triangle(factor)  # A⁻¹ = rootᵀ root
         log_det = 2 * factor.diagonal().log().sum() - spread.log().sum()
-        sizes = torch.tensor(self.space.sizes, dtype=spread.dtype)
-        effective = sizes - precision * self.space.sums(root.square().sum(0))
+        effective = spread.new_tensor(self.space.sizes) - precision * self.space.sums(
+            root.square().sum(0)
+        )
         shift = torch.zeros_like(spread)
         if b is not None:
             shift = root.mT @ (root @ b)
@@ -161,7 +163,8 @@ class Evidence:
         return Value(float(value), gradient, effective, shift, root)
 
 
-_LOG_PRECISION_RANGE = (math.log(1e-8), math.log(1e10))
+_LARGEST_PRECISION = 1e10
+_LARGEST_SPREAD = 100.0  # of a prior, in units of the root mean square of its parameters
 _LOG_NOISE_RANGE = (math.log(1e-6), math.log(1e6))
 _LEAST_SQUARE = 1e-12  # of a tensor that is zero: its precision goes to the end of the range
 
@@ -201,12 +204,15 @@ def maximise(
     value = best
     for _ in range(max_iterations - 1 if precision is None or fit_noise else 0):
         point = _fixed_point(evidence, point, value, precision is None, fit_noise)
-        last, value = value, evidence(point)
+        try:
+            last, value = value, evidence(point)
+        except NumericalError:  # the step went where nothing can be computed
+            break
         if value.log_evidence > best.log_evidence:
             best, best_point = value, point
         if abs(value.log_evidence - last.log_evidence) < tolerance:
             break
-    log_evidence = torch.tensor(best.log_evidence, dtype=torch.float64)
+    log_evidence = point.new_tensor(best.log_evidence)
     found = best_point[:-1].exp() if precision is None else precision
     return Hyperparameters(found, best_point[-1].exp(), best.shift, log_evidence, best.root)
 
@@ -214,10 +220,13 @@ def maximise(
 def _start(evidence: Evidence, precision: Tensor | None) -> Tensor:
     """Begin as if the data determined every parameter: ``λ_k = n_k / |θ_k|²``."""
     if precision is None:
-        squares = evidence.space.sums(evidence.theta.square()).clamp_min(_LEAST_SQUARE)
-        precision = torch.tensor(evidence.space.sizes, dtype=torch.float64) / squares
-        precision = precision.clamp(*(math.exp(end) for end in _LOG_PRECISION_RANGE))
+        precision = _natural_precision(evidence)
     return torch.cat([precision.log(), precision.new_zeros(1)])
+
+
+def _natural_precision(evidence: Evidence) -> Tensor:
+    squares = evidence.space.sums(evidence.theta.square()).clamp_min(_LEAST_SQUARE)
+    return (squares.new_tensor(evidence.space.sizes) / squares).clamp_max(_LARGEST_PRECISION)
 
 
 def _fixed_point(
@@ -227,9 +236,10 @@ def _fixed_point(
     precision, noise = point[:-1], point[-1:]
     if fit_precision:
         squares = evidence.space.sums((evidence.theta + value.shift).square())
-        precision = (
-            (effective / squares.clamp_min(_LEAST_SQUARE)).log().clamp(*_LOG_PRECISION_RANGE)
-        )
+        found = (effective / squares.clamp_min(_LEAST_SQUARE)).clamp_max(_LARGEST_PRECISION)
+        # rows that say nothing about a tensor would let its prior grow without bound
+        least = _natural_precision(evidence) / _LARGEST_SPREAD**2
+        precision = torch.maximum(found, least).log()
     if fit_noise:
         free = max(s.count - float(effective.sum()), 0.01 * s.count)
         # E / τ from the slope ½ (E / τ + Σ γ − M)

@@ -168,7 +168,7 @@ def _root_covariance(
 ) -> RootCovariance:
     """Return the covariance of all parameters of every replica."""
     P = space.num_parameters
-    roots = torch.empty(len(found), P, P, dtype=dtype)
+    roots = torch.empty(len(found), P, P, dtype=dtype, device=statistics.gradient.device)
     for r, index in enumerate(itertools.product(*map(range, space.batch_shape))):
         root = found[r].root
         if root is None:  # the evidence worked on rows
