@@ -17,6 +17,7 @@ where ``E = Σ (y − f)² / σ²`` over ``M`` outputs; both at the mean of the 
 
 from __future__ import annotations
 
+import copy
 import math
 from abc import ABC, abstractmethod
 from typing import NamedTuple, final
@@ -142,6 +143,12 @@ class Evidence:
         else:
             assert statistics.gram is not None
             self.system = PrimalSystem(statistics.gram, space)
+
+    def of_linear_model(self) -> Evidence:
+        """Return the evidence of the same rows with the mean of the linear model."""
+        other = copy.copy(self)
+        other.linear = True
+        return other
 
     def __call__(self, point: Tensor) -> Value:
         """Evaluate value and gradient with one factorization."""

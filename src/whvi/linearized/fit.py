@@ -65,8 +65,9 @@ def linearize(
         prior_precision: ``λ``: a number, or one for every tensor by name; ``None``: by evidence.
         noise: ``"evidence"``: constant Gaussian noise is found together with ``λ``; ``"keep"``:
             that of the likelihood. Other likelihoods keep theirs.
-        mean: ``"mode"``: the model's function stays the mean; ``"linear"``: it moves to the mean
-            of the linear model, and the evidence is that of the linear model.
+        mean: ``"mode"``: the model's function stays the mean, as if it were a mode. ``"linear"``:
+            it moves to the mean of the linear model, whose evidence decides everything.
+            ``"step"``: the precisions of ``"mode"``, then mean and noise of the linear model.
         form: ``"full"``, ``"rows"``, ``"last_layer"``, or ``"auto"`` by ``max_bytes``; see
             :mod:`whvi.linearized.plan`.
         max_bytes: Memory for the covariance.
@@ -75,7 +76,7 @@ def linearize(
         generator: Draws the rows of the form ``rows``.
     """
     _check_choice("noise", noise, ("evidence", "keep"))
-    _check_choice("mean", mean, ("mode", "linear"))
+    _check_choice("mean", mean, ("mode", "step", "linear"))
     pairs = _pairs(data)
     plan = plan_of(
         model, likelihood, num_data=_num_data(pairs, model),
@@ -97,7 +98,7 @@ def linearize(
         statistics, space, space.vector(model),
         precision=_given(prior_precision, space),
         fit_noise=noise == "evidence" and isinstance(likelihood, Gaussian),
-        linear=mean == "linear",
+        mean=mean,
     )  # fmt: skip
     stacked = {name: _stack(found, name, space) for name in _STACKED}
     if support is None:
@@ -144,14 +145,19 @@ def _search(
     *,
     precision: Tensor | None,
     fit_noise: bool,
-    linear: bool,
+    mean: str,
 ) -> list[Hyperparameters]:
     """Maximise the evidence of every replica, one after the other."""
     found = []
     for index in itertools.product(*map(range, space.batch_shape)):
+        linear = mean == "linear"
         evidence = Evidence(statistics.replica(index), theta[index], space, linear=linear)
         given = None if precision is None else precision[index]
-        found.append(maximise(evidence, precision=given, fit_noise=fit_noise))
+        best = maximise(evidence, precision=given, fit_noise=fit_noise)
+        if mean == "step":
+            evidence = evidence.of_linear_model()
+            best = maximise(evidence, precision=best.precision, fit_noise=fit_noise)
+        found.append(best)
     return found
 
 
