@@ -68,6 +68,17 @@ def test_both_systems_agree(name, linear):
     assert_close(one.shift, other.shift, rtol=1e-7, atol=1e-7)
 
 
+def test_rows_whose_products_are_too_large_to_keep(monkeypatch):
+    kept = evidence_of(*problem(), linear=True)
+    monkeypatch.setattr("whvi.linearized.evidence._KERNEL_BYTES", 1000)
+    made_again = evidence_of(*problem(), linear=True)
+    assert kept.system.kernels is not None
+    assert made_again.system.kernels is None
+    one, other = kept(some_point(kept)), made_again(some_point(kept))
+    assert one.log_evidence == pytest.approx(other.log_evidence, rel=1e-9)
+    assert_close(one.gradient, other.gradient, rtol=1e-7, atol=1e-7)
+
+
 @pytest.mark.parametrize("outputs", [1, 3])
 @pytest.mark.parametrize("primal", [False, True])
 def test_of_a_linear_model_it_is_exact(outputs, primal):

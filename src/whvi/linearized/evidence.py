@@ -30,6 +30,8 @@ from whvi.linearized.parameters import ParameterSpace
 from whvi.linearized.statistics import Statistics
 from whvi.linearized.triangular import cholesky, inverse_of_triangle
 
+_KERNEL_BYTES = 1 << 28  # of products of rows that are kept for all steps of a search
+
 
 class Factored(NamedTuple):
     """What a factorization of ``A`` gives."""
@@ -86,21 +88,30 @@ class DualSystem(System):
 
     def __init__(self, rows: Tensor, space: ParameterSpace) -> None:
         self.rows, self.space = rows, space
-        self.kernels = torch.stack([Z @ Z.mT for Z in rows.split(space.sizes, -1)])
+        self.kernels: Tensor | None = None  # Z_k Z_kᵀ, (K, M, M), unless they are too large
+        if len(space.sizes) * len(rows) ** 2 * rows.itemsize <= _KERNEL_BYTES:
+            self.kernels = torch.stack([Z @ Z.mT for Z in rows.split(space.sizes, -1)])
 
     def factor(self, precision: Tensor, noise: Tensor, b: Tensor | None) -> Factored:
-        num_outputs = self.rows.shape[-2]
-        matrix = torch.tensordot(1 / precision, self.kernels, 1)
+        num_outputs, spread = len(self.rows), self.space.spread(precision)
+        if self.kernels is None:
+            matrix = (self.rows / spread) @ self.rows.mT
+        else:
+            matrix = torch.tensordot(1 / precision, self.kernels, 1)
         matrix.diagonal().add_(noise)
         factor = cholesky(matrix)
         log_det = 2 * factor.diagonal().log().sum() - num_outputs * noise.log()
-        inverse = torch.cholesky_inverse(factor)
-        effective = (self.kernels.flatten(1) @ inverse.flatten()) / precision
+        if self.kernels is None:
+            half = torch.linalg.solve_triangular(factor, self.rows, upper=False)
+            effective = self.space.sums(half.square().sum(0)) / precision
+        else:
+            inverse = torch.cholesky_inverse(factor)
+            effective = (self.kernels.flatten(1) @ inverse.flatten()) / precision
         shift = self.rows.new_zeros(self.rows.shape[-1])
         if b is not None:
-            shift = b / self.space.spread(precision)
+            shift = b / spread
             change = torch.cholesky_solve((self.rows @ shift).unsqueeze(-1), factor).squeeze(-1)
-            shift = shift - (change @ self.rows) / self.space.spread(precision)
+            shift = shift - (change @ self.rows) / spread
         return Factored(log_det, effective, shift, None)
 
     def quadratic(self, v: Tensor) -> Tensor:

@@ -50,12 +50,8 @@ def linearize(
 ) -> LinearizedPosterior:
     r"""Make a Gaussian posterior over all parameters of a trained model, at its mean weights.
 
-    The model is replaced by its tangent at ``θ*``, and the likelihood by its curvature there (the
-    linearised Laplace approximation with the generalised Gauss-Newton matrix):
-
-    .. math:: \Sigma^{-1} = \sum_n J_n^\top R_n J_n + \operatorname{diag}(\lambda)
-
-    with one ``λ_k`` per parameter tensor, by the evidence. See ``docs/linearize.md``.
+    The model is replaced by its tangent at ``θ*``, the likelihood by its curvature there:
+    ``Σ⁻¹ = Σ_n JᵀRJ + diag(λ)``, one ``λ_k`` per parameter tensor (``docs/linearize.md``).
 
     Args:
         model: Any module; its random layers take part by the means of their posteriors.
@@ -77,6 +73,8 @@ def linearize(
     """
     _check_choice("noise", noise, ("evidence", "keep"))
     _check_choice("mean", mean, ("mode", "step", "linear"))
+    if block_rows is not None:
+        check_positive_int("block_rows", block_rows)
     pairs = _pairs(data)
     plan = plan_of(
         model, likelihood, num_data=_num_data(pairs, model),
@@ -86,14 +84,11 @@ def linearize(
     support: Support | None = None
     if plan.num_rows is not None:
         pairs, support = _chosen(pairs, space.batch_shape, plan.num_rows, generator)
-    if block_rows is None:
-        block_rows = rows_per_block(space, likelihood.num_features)
     statistics = stream(
         model, likelihood, space, _checked(pairs, likelihood, space.batch_shape),
-        block_rows=block_rows, keep_rows=support is not None,
-    )  # fmt: skip
-    if support is not None:
-        statistics = statistics.scaled(float(support.weight[0]))
+        block_rows=block_rows or rows_per_block(space, likelihood.num_features),
+        keep_rows=support is not None,
+    ).scaled(1.0 if support is None else float(support.weight[0]))  # fmt: skip
     found = _search(
         statistics, space, space.vector(model),
         precision=_given(prior_precision, space),
@@ -102,11 +97,12 @@ def linearize(
     )  # fmt: skip
     stacked = {name: _stack(found, name, space) for name in _STACKED}
     if support is None:
-        dtype = next(model.parameters()).dtype
-        covariance: Covariance = _root_covariance(statistics, space, found, dtype)
+        covariance: Covariance = _root_covariance(
+            statistics, space, found, next(model.parameters()).dtype
+        )
     else:
-        precision, factor = stacked["precision"], stacked["noise"]
-        covariance = row_covariance(model, likelihood, space, support, precision, factor)
+        scales = (stacked["precision"], stacked["noise"])
+        covariance = row_covariance(model, likelihood, space, support, *scales)
     return LinearizedPosterior(
         model, likelihood, space, covariance, **stacked,
         form=plan.form, support=support, description=str(plan),
