@@ -9,7 +9,7 @@ from types import ModuleType
 
 import torch
 
-from benchmarks import gp, memory, noise, product, threads, training, transform
+from benchmarks import gp, linearized, memory, noise, product, threads, training, transform
 from benchmarks.floors import FLOORS, judge
 from benchmarks.machine import describe_machine
 from benchmarks.records import Section, load, save
@@ -24,6 +24,7 @@ SECTIONS: dict[str, ModuleType] = {
     "memory": memory,
     "training": training,
     "gp": gp,
+    "linearized": linearized,
 }
 _RESULTS = Path(__file__).parent / "results"
 

@@ -106,6 +106,7 @@ _INTO_OUTPUT: dict[str, Wanted] = {
     "dtype": "float32",
     "D": (128, 256, 512, 1024, 2048, 4096),
 }
+_POSTERIOR: dict[str, Wanted] = {"work": "posterior", "rows": 10_000}
 _PASSES = ("product", "product, noise per row")
 
 FLOORS = [
@@ -135,4 +136,7 @@ FLOORS = [
     Floor("gp", {"work": "fit", "rows": 10_000}, "2 threads", at_most=15),
     Floor("gp", {"work": "fit", "rows": 200_000}, "2 threads", at_most=60),
     Floor("gp", {"work": "mean", "rows": 100_000}, "2 threads", at_most=1),
+    Floor("linearized", _POSTERIOR, "laplace-torch, torch.func", "whvi", at_least=10),
+    Floor("linearized", _POSTERIOR, "whvi, with evidence", "training", at_most=3),
+    Floor("linearized", {"work": "prediction"}, "whvi", "64 weight draws", at_most=3),
 ]

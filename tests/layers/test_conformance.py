@@ -58,6 +58,18 @@ class TestOneInputWHVILinear(LayerSuite):
     case = Case(partial(WHVILinear, 1, 11, posterior="full"), (1,), (11,))
 
 
+class TestRandomScalesWHVILinear(LayerSuite):
+    case = Case(partial(WHVILinear, 5, 11, scales="gaussian"), (5,), (11,))
+
+
+class TestRandomScalesOneOutputWHVILinear(LayerSuite):
+    case = Case(partial(WHVILinear, 11, 1, scales="gaussian"), (11,), (1,))
+
+
+class TestRandomScalesOneInputWHVILinear(LayerSuite):
+    case = Case(partial(WHVILinear, 1, 11, scales="gaussian", posterior="full"), (1,), (11,))
+
+
 class TestMeanFieldLinear(LayerSuite):
     case = Case(partial(MeanFieldLinear, 5, 7), (5,), (7,), is_bitwise=False)
 
@@ -84,6 +96,11 @@ class TestWHVIConv3d(LayerSuite):
 
 class TestRandomBiasWHVIConv2d(LayerSuite):
     grouped = partial(WHVIConv2d, groups=2, bias_posterior="low_rank")
+    case = Case(partial(grouped, 4, 6, 2), (4, 3, 2), (6, 2, 1))
+
+
+class TestRandomScalesWHVIConv2d(LayerSuite):
+    grouped = partial(WHVIConv2d, groups=2, scales="gaussian", bias_posterior="diagonal")
     case = Case(partial(grouped, 4, 6, 2), (4, 3, 2), (6, 2, 1))
 
 

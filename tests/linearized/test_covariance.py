@@ -80,6 +80,16 @@ def test_further_rows(kind, batch_shape):
     assert_close(log_det, torch.linalg.slogdet(inner).logabsdet, rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.parametrize("size", [255, 256, 257, 600])
+def test_slices_of_a_root(size):
+    root = torch.randn(size, size, dtype=torch.float64).tril()
+    J = torch.randn(3, 2, size, dtype=torch.float64)
+    covariance = RootCovariance(root)
+    expected = J @ (root.mT @ root) @ J.mT
+    assert_close(covariance.of_outputs(J), expected, rtol=1e-10, atol=1e-10)
+    assert_close(covariance.of_outputs(J[:, :1]), expected[:, :1, :1], rtol=1e-10, atol=1e-10)
+
+
 def test_a_root_stands_float32():
     _, _, _, inverse = matrices((2,))
     covariance = RootCovariance(root_of(inverse).float())

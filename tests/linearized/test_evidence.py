@@ -68,6 +68,17 @@ def test_both_systems_agree(name, linear):
     assert_close(one.shift, other.shift, rtol=1e-7, atol=1e-7)
 
 
+def test_rows_whose_products_are_too_large_to_keep(monkeypatch):
+    kept = evidence_of(*problem(), linear=True)
+    monkeypatch.setattr("whvi.linearized.evidence._KERNEL_BYTES", 1000)
+    made_again = evidence_of(*problem(), linear=True)
+    assert kept.system.kernels is not None
+    assert made_again.system.kernels is None
+    one, other = kept(some_point(kept)), made_again(some_point(kept))
+    assert one.log_evidence == pytest.approx(other.log_evidence, rel=1e-9)
+    assert_close(one.gradient, other.gradient, rtol=1e-7, atol=1e-7)
+
+
 @pytest.mark.parametrize("outputs", [1, 3])
 @pytest.mark.parametrize("primal", [False, True])
 def test_of_a_linear_model_it_is_exact(outputs, primal):
@@ -117,3 +128,13 @@ def test_few_factorizations_come_close():
     quick = maximise(evidence, precision=None, fit_noise=True)
     best = maximise(evidence, precision=None, fit_noise=True, tolerance=1e-9, max_iterations=2000)
     assert 0 <= float(best.log_evidence) - float(quick.log_evidence) < 1.0
+
+
+def test_a_tensor_that_rows_say_nothing_about_keeps_a_bounded_prior():
+    model, likelihood, x, y = problem()
+    model[0].bias.data.fill_(-100.0)  # tanh is flat: no slope reaches the first layer
+    evidence = evidence_of(model, likelihood, x, y, linear=False)
+    found = maximise(evidence, precision=None, fit_noise=True)
+    spreads = found.precision.rsqrt() / evidence.theta.square().mean().sqrt()
+    assert spreads.max() < 1000
+    assert found.log_evidence.isfinite()

@@ -101,6 +101,16 @@ def test_given_precisions():
     assert_close(again.precision, found.precision)
 
 
+def test_a_step_has_the_precisions_of_the_mode_and_the_mean_of_the_linear_model():
+    model, likelihood, data = problem(batch_shape=(2,))
+    mode = linearize(model, likelihood, data)
+    step = linearize(model, likelihood, data, mean="step")
+    given = mode.prior_precision
+    assert_same(step, linearize(model, likelihood, data, mean="linear", prior_precision=given))
+    assert not mode.shift.any()
+    assert step.shift.all()
+
+
 def test_the_budget_decides_the_form():
     model, likelihood, data = problem()
     assert linearize(model, likelihood, data).form == "full"
@@ -127,7 +137,7 @@ def test_a_float32_model_has_a_float32_root():
     ("options", "message"),
     [
         ({"noise": "learn"}, "noise must be 'evidence' or 'keep', got 'learn'"),
-        ({"mean": "map"}, "mean must be 'mode' or 'linear', got 'map'"),
+        ({"mean": "map"}, "mean must be 'mode' or 'step' or 'linear', got 'map'"),
         ({"form": "kfac"}, "form must be 'auto'"),
         ({"max_bytes": 0}, "max_bytes must be"),
         ({"num_rows": 0}, "num_rows must be"),

@@ -18,6 +18,7 @@ from whvi._checks import check_dtype, check_positive_int
 from whvi.errors import ConfigError, ShapeError
 from whvi.layers.linear import Device, RandomAffine
 from whvi.layers.matrix import DenseGaussianMatrix, RandomMatrix
+from whvi.layers.random_scales import RandomScalesMatrix, structured_matrix
 from whvi.layers.structured import StructuredMatrix
 from whvi.layers.window import Sizes, Window, make_window
 from whvi.posteriors import PosteriorFactory
@@ -101,10 +102,10 @@ class WHVIConv(RandomConv):
     Args:
         in_channels, out_channels, kernel_size, stride, padding, dilation, groups, bias,
             padding_mode: As in ``torch.nn.Conv1d/2d/3d``.
-        posterior, prior, bias_posterior, batch_shape: As in :class:`whvi.WHVILinear`.
+        posterior, prior, scales, bias_posterior, batch_shape: As in :class:`whvi.WHVILinear`.
     """
 
-    matrix: StructuredMatrix
+    matrix: StructuredMatrix | RandomScalesMatrix
 
     def __init__(
         self,
@@ -120,6 +121,7 @@ class WHVIConv(RandomConv):
         *,
         posterior: str | PosteriorFactory = "diagonal",
         prior: str | Prior | PriorFactory = "empirical_bayes",
+        scales: str = "optimised",
         bias_posterior: str | PosteriorFactory | None = None,
         batch_shape: tuple[int, ...] = (),
         device: Device = None,
@@ -127,8 +129,8 @@ class WHVIConv(RandomConv):
     ) -> None:
         window = make_window(self.num_axes, kernel_size, stride, padding, dilation, padding_mode)
         sizes = _matrix_size(in_channels, out_channels, groups, window)
-        matrix = StructuredMatrix(
-            *sizes, posterior=posterior, prior=prior,
+        matrix = structured_matrix(
+            scales, *sizes, posterior=posterior, prior=prior,
             batch_shape=(*batch_shape, groups) if groups > 1 else batch_shape,
             device=device, dtype=dtype,
         )  # fmt: skip

@@ -13,6 +13,7 @@ from whvi.errors import ShapeError
 from whvi.layers.deferred import deferred
 from whvi.layers.matrix import DenseGaussianMatrix, OutputMoments, RandomMatrix, WeightMoments
 from whvi.layers.protocol import BayesianLayer
+from whvi.layers.random_scales import RandomScalesMatrix, structured_matrix
 from whvi.layers.structured import StructuredMatrix
 from whvi.posteriors import Posterior, PosteriorFactory, make_posterior
 from whvi.posteriors.base import sum_of_kls
@@ -149,7 +150,7 @@ class RandomAffine(BayesianLayer):
         shape = (*self.batch_shape, *sampler.sample_shape, *self.weight_shape)
 
         def form() -> Tensor:
-            matrices = self.matrix.dense(sampler.value(self.matrix.posterior))
+            matrices = self.matrix.drawn(sampler)
             if self.groups > 1:  # draws stand between groups and outputs
                 matrices = matrices.movedim(len(self.batch_shape), -3)
             return matrices.reshape(shape)
@@ -191,7 +192,7 @@ class RandomAffine(BayesianLayer):
         return self._pairs() if self.groups == 1 else None
 
     def _pairs(self) -> list[tuple[Posterior, Prior]]:
-        pairs = [(self.matrix.posterior, self.matrix.prior)]
+        pairs = self.matrix.kl_pairs()
         if self.bias_posterior is not None:
             pairs.append((self.bias_posterior, self.bias_prior))
         return pairs
@@ -200,9 +201,10 @@ class RandomAffine(BayesianLayer):
         """Return the KL of weights and (if random) bias in nats, shape ``batch_shape``."""
         if self.groups == 1:
             return sum_of_kls(self._pairs())
-        weights, *bias = self._pairs()
-        kl = sum_of_kls([weights]).sum(-1)
-        return kl + sum_of_kls(bias) if bias else kl
+        kl = sum_of_kls(self.matrix.kl_pairs()).sum(-1)
+        if self.bias_posterior is None:
+            return kl
+        return kl + sum_of_kls([(self.bias_posterior, self.bias_prior)])
 
 
 class RandomLinear(RandomAffine):
@@ -257,11 +259,13 @@ class WHVILinear(RandomLinear):
             or a factory such as ``functools.partial(LowRankGaussian, rank=8)``.
         prior: Of ``g``, ``N(0, λ I)``: ``"empirical_bayes"``, ``"learned"``,
             ``"standard_normal"``, or a :class:`whvi.priors.Prior` such as ``FixedPrior(0.1)``.
+        scales: ``"optimised"``: ``s1`` and ``s2`` are parameters. ``"gaussian"``: they have fully
+            factorized Gaussian posteriors and the prior ``N(0, I)``.
         bias_posterior: ``None`` for a deterministic bias (recommended), else its posterior.
         batch_shape: ``(R,)`` for R independent replicas trained in one pass.
     """
 
-    matrix: StructuredMatrix
+    matrix: StructuredMatrix | RandomScalesMatrix
 
     def __init__(
         self,
@@ -271,13 +275,14 @@ class WHVILinear(RandomLinear):
         *,
         posterior: str | PosteriorFactory = "diagonal",
         prior: str | Prior | PriorFactory = "empirical_bayes",
+        scales: str = "optimised",
         bias_posterior: str | PosteriorFactory | None = None,
         batch_shape: tuple[int, ...] = (),
         device: Device = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        matrix = StructuredMatrix(
-            in_features, out_features, posterior=posterior, prior=prior,
+        matrix = structured_matrix(
+            scales, in_features, out_features, posterior=posterior, prior=prior,
             batch_shape=batch_shape, device=device, dtype=dtype,
         )  # fmt: skip
         super().__init__(matrix, bias, bias_posterior)

@@ -63,6 +63,14 @@ class RandomMatrix(nn.Module, ABC):
     def dense(self, draw: Tensor) -> Tensor:
         """Return ``(*batch_shape, *some, out, in)`` for draws ``(*batch_shape, *some, n)``."""
 
+    def drawn(self, sampler: Sampler) -> Tensor:
+        """Return ``(*batch_shape, *sample_shape, out, in)`` as ``sampler`` says."""
+        return self.dense(sampler.value(self.posterior))
+
+    def kl_pairs(self) -> list[tuple[Posterior, Prior]]:
+        """Return what is random with its priors: their KLs add up to that of the matrix."""
+        return [(self.posterior, self.prior)]
+
     @abstractmethod
     def moments(self) -> WeightMoments:
         """Return mean ``(…, out·in)`` and covariance ``(…, out·in, out·in)`` of ``vec(W)``."""

@@ -20,12 +20,12 @@ from whvi._kernel.product import block_linear, noisy_block_linear
 from whvi.errors import ShapeError
 from whvi.functional import column_features, dense_matrix
 from whvi.layers.matrix import OutputMoments, RandomMatrix, WeightMoments
-from whvi.posteriors import DiagonalGaussian, PosteriorFactory, make_posterior
+from whvi.posteriors import DiagonalGaussian, Posterior, PosteriorFactory, make_posterior
 from whvi.priors import Prior, PriorFactory, make_prior
 from whvi.sampling import LocalReparameterization, Sampler, insert_inner_axes
 from whvi.transforms import fwht
 
-_POSTERIOR_SCALE = 0.1  # of g at the start
+POSTERIOR_SCALE = 0.1  # of g at the start
 _MOST_WEIGHTS = 8192  # for which a covariance of all pairs is formed
 
 
@@ -71,10 +71,9 @@ class StructuredMatrix(RandomMatrix):
 
         ``var(W) = var(g) / D``, so the means of ``g`` are drawn with variance ``2 D / in``.
         """
-        self.s1.fill_(1.0)
-        self.s2.bernoulli_(0.5, generator=generator).mul_(2).sub_(1)
+        reset_vectors(self.s1, self.s2, generator)
         mean_std = math.sqrt(2 * self.plan.block_size / self.in_features)
-        self.posterior.reset(mean_std, _POSTERIOR_SCALE, generator=generator)
+        self.posterior.reset(mean_std, POSTERIOR_SCALE, generator=generator)
 
     def multiply(self, x: Tensor, bias: Tensor | None, sampler: Sampler) -> Tensor:
         """See :meth:`RandomMatrix.multiply`; a diagonal posterior draws inside the product."""
@@ -116,11 +115,7 @@ class StructuredMatrix(RandomMatrix):
         batch_ndim = len(self.batch_shape)
         axes = (batch_ndim, g.dim() - batch_ndim - 2, 2)
         s1, s2 = (insert_inner_axes(self._blocks(v), *axes) for v in (self.s1, self.s2))
-        blocks = dense_matrix(s1, g, s2)  # (..., K, D, D)
-        if self.plan.is_column:
-            column = blocks.flatten(-3)[..., : self.plan.num_weights]
-            return column.reshape(*column.shape[:-1], self.out_features, self.in_features)
-        return blocks.flatten(-3, -2)[..., : self.out_features, : self.in_features]
+        return trim_blocks(dense_matrix(s1, g, s2), self.plan)
 
     def _column_features(self, x: Tensor) -> Tensor:
         """``ψ(x)`` with ``x · vec(W) = ψ(x) · g``, for one output."""
@@ -135,11 +130,7 @@ class StructuredMatrix(RandomMatrix):
 
     def moments(self) -> WeightMoments:
         """Return mean and covariance ``J Σ Jᵀ`` of ``vec(W)`` (Figure 1 of the paper)."""
-        if self.plan.num_weights > _MOST_WEIGHTS:
-            raise ShapeError(
-                f"the covariance of {self.plan.num_weights} weights does not fit in memory; "
-                f"at most {_MOST_WEIGHTS} weights are taken: use sample() instead"
-            )
+        check_num_weights(self.plan)
         jacobian = self._blocks(self._jacobian())  # (..., out·in, K, D)
         covariance = self.posterior.covariance()
         spread = torch.einsum("...wkd,...kde->...wke", jacobian, covariance)
@@ -149,8 +140,7 @@ class StructuredMatrix(RandomMatrix):
     def output_moments(self, x: Tensor) -> OutputMoments:
         r"""Return exact mean and variance of ``W x`` (equation 3), without sampling.
 
-        With ``u = H(s2 x)`` and ``b[d] = Σ_k u_k u_{k^d} Σ[k, k^d]``, ``var(y_i)`` is
-        ``s1[i]² D**-0.5 (H b)_i``; for a diagonal ``Σ`` only ``b[0] = Σ_k u_k² σ_k²`` remains.
+        With ``u = H(s2 x)``, ``var(y)`` is ``s1²`` times that of ``H(g u)``.
         """
         mean = self._multiply_by(self.posterior.mean, x, None)
         if self.plan.is_column:
@@ -158,15 +148,8 @@ class StructuredMatrix(RandomMatrix):
         s1, s2 = (self._over(x, self._blocks(v), 2) for v in (self.s1, self.s2))
         padded = functional.pad(x, (0, self.plan.block_size - self.in_features)).unsqueeze(-2)
         u = fwht(s2 * padded)
-        if isinstance(self.posterior, DiagonalGaussian):
-            variances = self._over(x, self._blocks(self.posterior.variance), 2)
-            spread = (u.square() * variances).mean(-1, keepdim=True)
-        else:
-            covariance = self._over(x, self.posterior.covariance(), 3)
-            products = u.unsqueeze(-1) * covariance * u.unsqueeze(-2)
-            ones = torch.ones(self.plan.block_size, dtype=u.dtype, device=u.device)
-            # column_features of a square with s1 = s2 = 1 is D**-0.5 H b
-            spread = column_features(products.flatten(-2), ones, ones)
+        axes = len(self.batch_shape)
+        spread = product_variance(u, self.posterior, axes, x.dim() - axes - 1)
         variance = (s1.square() * spread).flatten(-2)[..., : self.out_features]
         return OutputMoments(mean, variance)
 
@@ -184,3 +167,44 @@ class StructuredMatrix(RandomMatrix):
         K, D = self.plan.vector_shape
         form = "vec of one block" if self.plan.is_column else f"{K} blocks"
         return f"{self.in_features} → {self.out_features}: {form} of {D} × {D}"
+
+
+def reset_vectors(s1: Tensor, s2: Tensor, generator: torch.Generator | None) -> None:
+    """Set ``s1 = 1`` and random signs ``s2``, in place."""
+    s1.fill_(1.0)
+    s2.bernoulli_(0.5, generator=generator).mul_(2).sub_(1)
+
+
+def trim_blocks(blocks: Tensor, plan: BlockPlan) -> Tensor:
+    """Cut ``W (..., out, in)`` out of its blocks ``(..., K, D, D)``."""
+    if plan.is_column:
+        column = blocks.flatten(-3)[..., : plan.num_weights]
+        return column.reshape(*column.shape[:-1], plan.out_features, plan.in_features)
+    return blocks.flatten(-3, -2)[..., : plan.out_features, : plan.in_features]
+
+
+def check_num_weights(plan: BlockPlan) -> None:
+    """Refuse to form the covariance of more weights than fit in memory."""
+    if plan.num_weights > _MOST_WEIGHTS:
+        raise ShapeError(
+            f"the covariance of {plan.num_weights} weights does not fit in memory; "
+            f"at most {_MOST_WEIGHTS} weights are taken: use sample() instead"
+        )
+
+
+def product_variance(u: Tensor, posterior: Posterior, batch_ndim: int, inner_ndim: int) -> Tensor:
+    """Return the variances of ``H(g u)`` for ``u (*batch, *inner, K, D)``; 1 wide if all are equal.
+
+    With ``b[d] = Σ_k u_k u_{k^d} Σ[k, k^d]`` they are ``D**-0.5 H b``; for a diagonal ``Σ`` only
+    ``b[0] = Σ_k u_k² σ_k²`` remains.
+    """
+    if isinstance(posterior, DiagonalGaussian):
+        variances = insert_inner_axes(
+            posterior.blocks(posterior.variance), batch_ndim, inner_ndim, 2
+        )
+        return (u.square() * variances).mean(-1, keepdim=True)
+    covariance = insert_inner_axes(posterior.covariance(), batch_ndim, inner_ndim, 3)
+    products = u.unsqueeze(-1) * covariance * u.unsqueeze(-2)
+    ones = torch.ones(u.shape[-1], dtype=u.dtype, device=u.device)
+    # column_features of a square with s1 = s2 = 1 is D**-0.5 H b
+    return column_features(products.flatten(-2), ones, ones)

@@ -19,6 +19,8 @@ from torch import Tensor
 from whvi.linearized.statistics import Statistics
 from whvi.linearized.triangular import cholesky
 
+_SLICE = 256  # rows of a root that are multiplied at a time
+
 
 class Covariance(ABC):
     """``Σ`` of the parameters of every replica."""
@@ -53,11 +55,16 @@ class RootCovariance(Covariance):
         self.root = root
 
     def of_outputs(self, J: Tensor) -> Tensor:
-        halves = J.to(self.root.dtype).flatten(-3, -2) @ self.root.mT
-        halves = halves.view(J.shape)
-        if J.shape[-2] == 1:
-            return halves.square().sum(-1, keepdim=True, dtype=torch.float64)
-        return (halves @ halves.mT).double()
+        # C is triangular: its rows are taken in slices, each with the columns that are not zero
+        size, num_outputs = J.shape[-1], J.shape[-2]
+        found = torch.zeros((), dtype=torch.float64, device=J.device)
+        J = J.to(self.root.dtype).flatten(-3, -2)
+        for end in range(_SLICE, size + _SLICE, _SLICE):
+            C = self.root[..., end - _SLICE : end, :end]
+            halves = (J[..., :end] @ C.mT).unflatten(-2, (-1, num_outputs))
+            part = halves.square().sum(-1, keepdim=True) if num_outputs == 1 else halves @ halves.mT
+            found = found + part.double()
+        return found
 
     def times(self, v: Tensor) -> Tensor:
         root = self.root.double()
@@ -66,7 +73,7 @@ class RootCovariance(Covariance):
     def draw(self, num_draws: int, generator: torch.Generator | None) -> Tensor:
         shape = (*self.root.shape[:-2], num_draws, self.root.shape[-1])
         noise = torch.randn(shape, dtype=torch.float64, generator=generator)
-        return noise.to(self.root.device) @ self.root.double()
+        return (noise.to(self.root) @ self.root).double()
 
     def conditioned(self, statistics: Statistics, noise: Tensor) -> tuple[Covariance, Tensor]:
         root, gram = self.root.double(), statistics.full_gram()

@@ -17,6 +17,7 @@ where ``E = Σ (y − f)² / σ²`` over ``M`` outputs; both at the mean of the 
 
 from __future__ import annotations
 
+import copy
 import math
 from abc import ABC, abstractmethod
 from typing import NamedTuple, final
@@ -24,9 +25,12 @@ from typing import NamedTuple, final
 import torch
 from torch import Tensor
 
+from whvi.errors import NumericalError
 from whvi.linearized.parameters import ParameterSpace
 from whvi.linearized.statistics import Statistics
 from whvi.linearized.triangular import cholesky, inverse_of_triangle
+
+_KERNEL_BYTES = 1 << 28  # of products of rows that are kept for all steps of a search
 
 
 class Factored(NamedTuple):
@@ -62,8 +66,9 @@ class PrimalSystem(System):
         factor = cholesky(precision_matrix(self.gram, spread, noise))
         root = inverse_of_triangle(factor)  # A⁻¹ = rootᵀ root
         log_det = 2 * factor.diagonal().log().sum() - spread.log().sum()
-        sizes = torch.tensor(self.space.sizes, dtype=spread.dtype)
-        effective = sizes - precision * self.space.sums(root.square().sum(0))
+        effective = spread.new_tensor(self.space.sizes) - precision * self.space.sums(
+            root.square().sum(0)
+        )
         shift = torch.zeros_like(spread)
         if b is not None:
             shift = root.mT @ (root @ b)
@@ -83,21 +88,30 @@ class DualSystem(System):
 
     def __init__(self, rows: Tensor, space: ParameterSpace) -> None:
         self.rows, self.space = rows, space
-        self.kernels = torch.stack([Z @ Z.mT for Z in rows.split(space.sizes, -1)])
+        self.kernels: Tensor | None = None  # Z_k Z_kᵀ, (K, M, M), unless they are too large
+        if len(space.sizes) * len(rows) ** 2 * rows.itemsize <= _KERNEL_BYTES:
+            self.kernels = torch.stack([Z @ Z.mT for Z in rows.split(space.sizes, -1)])
 
     def factor(self, precision: Tensor, noise: Tensor, b: Tensor | None) -> Factored:
-        num_outputs = self.rows.shape[-2]
-        matrix = torch.tensordot(1 / precision, self.kernels, 1)
+        num_outputs, spread = len(self.rows), self.space.spread(precision)
+        if self.kernels is None:
+            matrix = (self.rows / spread) @ self.rows.mT
+        else:
+            matrix = torch.tensordot(1 / precision, self.kernels, 1)
         matrix.diagonal().add_(noise)
         factor = cholesky(matrix)
         log_det = 2 * factor.diagonal().log().sum() - num_outputs * noise.log()
-        inverse = torch.cholesky_inverse(factor)
-        effective = (self.kernels.flatten(1) @ inverse.flatten()) / precision
+        if self.kernels is None:
+            half = torch.linalg.solve_triangular(factor, self.rows, upper=False)
+            effective = self.space.sums(half.square().sum(0)) / precision
+        else:
+            inverse = torch.cholesky_inverse(factor)
+            effective = (self.kernels.flatten(1) @ inverse.flatten()) / precision
         shift = self.rows.new_zeros(self.rows.shape[-1])
         if b is not None:
-            shift = b / self.space.spread(precision)
+            shift = b / spread
             change = torch.cholesky_solve((self.rows @ shift).unsqueeze(-1), factor).squeeze(-1)
-            shift = shift - (change @ self.rows) / self.space.spread(precision)
+            shift = shift - (change @ self.rows) / spread
         return Factored(log_det, effective, shift, None)
 
     def quadratic(self, v: Tensor) -> Tensor:
@@ -141,6 +155,12 @@ class Evidence:
             assert statistics.gram is not None
             self.system = PrimalSystem(statistics.gram, space)
 
+    def of_linear_model(self) -> Evidence:
+        """Return the evidence of the same rows with the mean of the linear model."""
+        other = copy.copy(self)
+        other.linear = True
+        return other
+
     def __call__(self, point: Tensor) -> Value:
         """Evaluate value and gradient with one factorization."""
         precision, noise = point[:-1].exp(), point[-1].exp()
@@ -161,7 +181,8 @@ class Evidence:
         return Value(float(value), gradient, effective, shift, root)
 
 
-_LOG_PRECISION_RANGE = (math.log(1e-8), math.log(1e10))
+_LARGEST_PRECISION = 1e10
+_LARGEST_SPREAD = 100.0  # of a prior, in units of the root mean square of its parameters
 _LOG_NOISE_RANGE = (math.log(1e-6), math.log(1e6))
 _LEAST_SQUARE = 1e-12  # of a tensor that is zero: its precision goes to the end of the range
 
@@ -201,12 +222,15 @@ def maximise(
     value = best
     for _ in range(max_iterations - 1 if precision is None or fit_noise else 0):
         point = _fixed_point(evidence, point, value, precision is None, fit_noise)
-        last, value = value, evidence(point)
+        try:
+            last, value = value, evidence(point)
+        except NumericalError:  # the step went where nothing can be computed
+            break
         if value.log_evidence > best.log_evidence:
             best, best_point = value, point
         if abs(value.log_evidence - last.log_evidence) < tolerance:
             break
-    log_evidence = torch.tensor(best.log_evidence, dtype=torch.float64)
+    log_evidence = point.new_tensor(best.log_evidence)
     found = best_point[:-1].exp() if precision is None else precision
     return Hyperparameters(found, best_point[-1].exp(), best.shift, log_evidence, best.root)
 
@@ -214,10 +238,13 @@ def maximise(
 def _start(evidence: Evidence, precision: Tensor | None) -> Tensor:
     """Begin as if the data determined every parameter: ``λ_k = n_k / |θ_k|²``."""
     if precision is None:
-        squares = evidence.space.sums(evidence.theta.square()).clamp_min(_LEAST_SQUARE)
-        precision = torch.tensor(evidence.space.sizes, dtype=torch.float64) / squares
-        precision = precision.clamp(*(math.exp(end) for end in _LOG_PRECISION_RANGE))
+        precision = _natural_precision(evidence)
     return torch.cat([precision.log(), precision.new_zeros(1)])
+
+
+def _natural_precision(evidence: Evidence) -> Tensor:
+    squares = evidence.space.sums(evidence.theta.square()).clamp_min(_LEAST_SQUARE)
+    return (squares.new_tensor(evidence.space.sizes) / squares).clamp_max(_LARGEST_PRECISION)
 
 
 def _fixed_point(
@@ -227,9 +254,10 @@ def _fixed_point(
     precision, noise = point[:-1], point[-1:]
     if fit_precision:
         squares = evidence.space.sums((evidence.theta + value.shift).square())
-        precision = (
-            (effective / squares.clamp_min(_LEAST_SQUARE)).log().clamp(*_LOG_PRECISION_RANGE)
-        )
+        found = (effective / squares.clamp_min(_LEAST_SQUARE)).clamp_max(_LARGEST_PRECISION)
+        # rows that say nothing about a tensor would let its prior grow without bound
+        least = _natural_precision(evidence) / _LARGEST_SPREAD**2
+        precision = torch.maximum(found, least).log()
     if fit_noise:
         free = max(s.count - float(effective.sum()), 0.01 * s.count)
         # E / τ from the slope ½ (E / τ + Σ γ − M)

@@ -50,12 +50,8 @@ def linearize(
 ) -> LinearizedPosterior:
     r"""Make a Gaussian posterior over all parameters of a trained model, at its mean weights.
 
-    The model is replaced by its tangent at ``θ*``, and the likelihood by its curvature there (the
-    linearised Laplace approximation with the generalised Gauss-Newton matrix):
-
-    .. math:: \Sigma^{-1} = \sum_n J_n^\top R_n J_n + \operatorname{diag}(\lambda)
-
-    with one ``λ_k`` per parameter tensor, by the evidence. See ``docs/linearize.md``.
+    The model is replaced by its tangent at ``θ*``, the likelihood by its curvature there:
+    ``Σ⁻¹ = Σ_n JᵀRJ + diag(λ)``, one ``λ_k`` per parameter tensor (``docs/linearize.md``).
 
     Args:
         model: Any module; its random layers take part by the means of their posteriors.
@@ -65,8 +61,9 @@ def linearize(
         prior_precision: ``λ``: a number, or one for every tensor by name; ``None``: by evidence.
         noise: ``"evidence"``: constant Gaussian noise is found together with ``λ``; ``"keep"``:
             that of the likelihood. Other likelihoods keep theirs.
-        mean: ``"mode"``: the model's function stays the mean; ``"linear"``: it moves to the mean
-            of the linear model, and the evidence is that of the linear model.
+        mean: ``"mode"``: the model's function stays the mean, as if it were a mode. ``"linear"``:
+            it moves to the mean of the linear model, whose evidence decides everything.
+            ``"step"``: the precisions of ``"mode"``, then mean and noise of the linear model.
         form: ``"full"``, ``"rows"``, ``"last_layer"``, or ``"auto"`` by ``max_bytes``; see
             :mod:`whvi.linearized.plan`.
         max_bytes: Memory for the covariance.
@@ -75,7 +72,9 @@ def linearize(
         generator: Draws the rows of the form ``rows``.
     """
     _check_choice("noise", noise, ("evidence", "keep"))
-    _check_choice("mean", mean, ("mode", "linear"))
+    _check_choice("mean", mean, ("mode", "step", "linear"))
+    if block_rows is not None:
+        check_positive_int("block_rows", block_rows)
     pairs = _pairs(data)
     plan = plan_of(
         model, likelihood, num_data=_num_data(pairs, model),
@@ -85,27 +84,25 @@ def linearize(
     support: Support | None = None
     if plan.num_rows is not None:
         pairs, support = _chosen(pairs, space.batch_shape, plan.num_rows, generator)
-    if block_rows is None:
-        block_rows = rows_per_block(space, likelihood.num_features)
     statistics = stream(
         model, likelihood, space, _checked(pairs, likelihood, space.batch_shape),
-        block_rows=block_rows, keep_rows=support is not None,
-    )  # fmt: skip
-    if support is not None:
-        statistics = statistics.scaled(float(support.weight[0]))
+        block_rows=block_rows or rows_per_block(space, likelihood.num_features),
+        keep_rows=support is not None,
+    ).scaled(1.0 if support is None else float(support.weight[0]))  # fmt: skip
     found = _search(
         statistics, space, space.vector(model),
         precision=_given(prior_precision, space),
         fit_noise=noise == "evidence" and isinstance(likelihood, Gaussian),
-        linear=mean == "linear",
+        mean=mean,
     )  # fmt: skip
     stacked = {name: _stack(found, name, space) for name in _STACKED}
     if support is None:
-        dtype = next(model.parameters()).dtype
-        covariance: Covariance = _root_covariance(statistics, space, found, dtype)
+        covariance: Covariance = _root_covariance(
+            statistics, space, found, next(model.parameters()).dtype
+        )
     else:
-        precision, factor = stacked["precision"], stacked["noise"]
-        covariance = row_covariance(model, likelihood, space, support, precision, factor)
+        scales = (stacked["precision"], stacked["noise"])
+        covariance = row_covariance(model, likelihood, space, support, *scales)
     return LinearizedPosterior(
         model, likelihood, space, covariance, **stacked,
         form=plan.form, support=support, description=str(plan),
@@ -144,14 +141,19 @@ def _search(
     *,
     precision: Tensor | None,
     fit_noise: bool,
-    linear: bool,
+    mean: str,
 ) -> list[Hyperparameters]:
     """Maximise the evidence of every replica, one after the other."""
     found = []
     for index in itertools.product(*map(range, space.batch_shape)):
+        linear = mean == "linear"
         evidence = Evidence(statistics.replica(index), theta[index], space, linear=linear)
         given = None if precision is None else precision[index]
-        found.append(maximise(evidence, precision=given, fit_noise=fit_noise))
+        best = maximise(evidence, precision=given, fit_noise=fit_noise)
+        if mean == "step":
+            evidence = evidence.of_linear_model()
+            best = maximise(evidence, precision=best.precision, fit_noise=fit_noise)
+        found.append(best)
     return found
 
 
@@ -168,7 +170,7 @@ def _root_covariance(
 ) -> RootCovariance:
     """Return the covariance of all parameters of every replica."""
     P = space.num_parameters
-    roots = torch.empty(len(found), P, P, dtype=dtype)
+    roots = torch.empty(len(found), P, P, dtype=dtype, device=statistics.gradient.device)
     for r, index in enumerate(itertools.product(*map(range, space.batch_shape))):
         root = found[r].root
         if root is None:  # the evidence worked on rows

@@ -19,8 +19,8 @@ from whvi.errors import ConfigError
 
 FORMS = ("full", "rows", "last_layer")
 _FEWEST_ROWS = 64
-_FLOPS = 2e10  # of a matrix product in float64 on one core, for the estimate of time
-_FACTORIZATIONS = 8  # of the evidence
+_FLOPS = 3e10  # of a matrix product in float64 on one core, for the estimate of time
+_FACTORIZATIONS = 5  # of the evidence
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from whvi.linearized.covariance import Covariance, RootCovariance, RowCovariance
 from whvi.linearized.curvature import curvature_root
 from whvi.linearized.jacobians import jacobian
 from whvi.linearized.parameters import ParameterSpace, parameter_space
-from whvi.linearized.plan import FORMS
+from whvi.linearized.plan import FORMS, Plan
 from whvi.linearized.statistics import blocks, stream
 from whvi.predictive import Predictive
 
@@ -78,7 +78,7 @@ class LinearizedPosterior:
         log_evidence: Tensor,
         form: str,
         support: Support | None = None,
-        description: str = "",
+        description: str,
     ) -> None:
         self.model, self.likelihood, self.space = model, likelihood, space
         self.covariance = covariance
@@ -104,7 +104,7 @@ class LinearizedPosterior:
 
     def describe(self) -> str:
         """Name the form, its size and why it was chosen."""
-        return self._description or f"{self.form}, {self.covariance.num_bytes / 1e6:.3g} MB"
+        return self._description
 
     def __repr__(self) -> str:
         return f"LinearizedPosterior({self.describe()})"
@@ -270,9 +270,13 @@ class LinearizedPosterior:
         else:
             dtype = next(model.parameters()).dtype
             covariance = RootCovariance(_unpacked(state["root"], space.num_parameters).to(dtype))
+        num_rows = None if support is None else len(support.weight)
+        size = covariance.num_bytes
+        plan = Plan(form, space.num_parameters, num_rows, size, None, "from a saved state")
         return cls(
             model, likelihood, space, covariance, shift=shift, precision=precision, noise=noise,
             log_evidence=state["log_evidence"].double(), form=form, support=support,
+            description=str(plan),
         )  # fmt: skip
 
 

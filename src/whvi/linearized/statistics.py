@@ -88,6 +88,8 @@ class Statistics:
 
     def scaled(self, weight: float) -> Statistics:
         """Let every row count ``weight`` times."""
+        if weight == 1:
+            return self
         scaled = self._map(lambda value: value * weight)
         scaled.rows = None if self.rows is None else self.rows * weight**0.5
         scaled.count = self.count * weight
