@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from reproduction.data import CATALOGUE, load_uci
+from reproduction.gaps.absent import tell_absent
 from reproduction.gaps.methods import ESTIMATORS, RUN, missing_package
 from reproduction.gaps.report import write_gaps
 from reproduction.gaps.splits import NUM_DRAWS_OF_ROWS, gap_columns
@@ -41,6 +42,8 @@ def reproduce_gaps(
         splits: Columns, or numbers of splits; by default all.
         data_dir: Folder that holds ``UCI_Datasets``.
     """
+    if not options.report_only:
+        tell_absent(options.methods or RUN, missing_package)
     datasets = options.data or (("energy", "yacht") if options.quick else DATASETS)
     if "toy" in parts and not options.report_only:
         run_toy(options.output, quick=options.quick)

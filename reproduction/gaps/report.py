@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from reproduction.gaps.figure import draw_gaps, draw_toy
-from reproduction.gaps.methods import BEFORE, ROWS, RUN, missing_package
+from reproduction.gaps.methods import BEFORE, ROWS, RUN
 from reproduction.gaps.splits import MOST_TEST_ROWS, MOST_TRAINING_ROWS
 from reproduction.gaps.summary import summarise
 from reproduction.gaps.toy_fits import ToyFit, gap_ratio, read_toy
@@ -54,9 +54,8 @@ def markdown(parts: dict[str, list[Record]], fits: dict[str, ToyFit]) -> str:
 
 
 def _introduction(records: Sequence[Record]) -> str:
-    ours = {record["method"] for record in records}
-    absent = [f"`{name}` ({missing_package(name)})" for name in RUN if missing_package(name)]
-    absent = [text for text in absent if text.split("`")[1] not in ours]
+    found = {record["method"] for record in records}
+    absent = [f"`{name}`" for name in RUN if name not in found]
     commits = sorted({str(r["commit"]) for r in records if r["method"] == BEFORE})
     return (
         "Made from the records beside it by `python -m reproduction gaps`; protocol and methods: "
@@ -66,7 +65,7 @@ def _introduction(records: Sequence[Record]) -> str:
         "protein. Natural log, units of the target; the best mean of a row is bold; a cell with "
         "fewer columns than others in its row shows their number and is never bold.\n"
         + (f"\n`{BEFORE}` was recorded at commit {', '.join(commits)}.\n" if commits else "")
-        + (f"\nNot run, package not installed: {', '.join(absent)}.\n" if absent else "")
+        + (f"\nNo records yet: {', '.join(absent)}.\n" if absent else "")
     )
 
 

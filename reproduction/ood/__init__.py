@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterable
 from pathlib import Path
 
+from reproduction.gaps.absent import tell_absent
 from reproduction.ood.methods import METHODS, missing_package
 from reproduction.ood.work import DATASET, OodWork
 from reproduction.records import Record, RecordStore
@@ -26,6 +27,8 @@ def reproduce_ood(options: Options, *, data_dir: str | None = None) -> Path:
     store = RecordStore(folder / "records.jsonl")
     seeds = options.seeds or (SEEDS[:1] if options.quick else SEEDS)
     chosen = options.methods or tuple(METHODS)
+    if not options.report_only:
+        tell_absent(chosen, missing_package)
     units = [
         Unit(name, DATASET, (0,), seed)
         for name in chosen
