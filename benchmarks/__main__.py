@@ -9,7 +9,18 @@ from types import ModuleType
 
 import torch
 
-from benchmarks import gp, memory, noise, product, threads, training, transform
+from benchmarks import (
+    column,
+    gp,
+    memory,
+    neighbours,
+    noise,
+    product,
+    sharing,
+    threads,
+    training,
+    transform,
+)
 from benchmarks.floors import FLOORS, judge
 from benchmarks.machine import describe_machine
 from benchmarks.records import Section, load, save
@@ -18,11 +29,14 @@ from benchmarks.timing import Effort
 
 SECTIONS: dict[str, ModuleType] = {
     "transform": transform,
+    "neighbours": neighbours,
     "product": product,
     "noise": noise,
     "threads": threads,
     "memory": memory,
     "training": training,
+    "column": column,
+    "sharing": sharing,
     "gp": gp,
 }
 _RESULTS = Path(__file__).parent / "results"
