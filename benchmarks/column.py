@@ -1,4 +1,4 @@
-"""A layer of a million inputs and one output, one weight draw for all rows, beside ``nn.Linear``."""
+"""One output of a million inputs, one weight draw for all rows, beside ``nn.Linear``."""
 
 from __future__ import annotations
 

@@ -136,7 +136,9 @@ FLOORS = [
     Floor("training", {"width": 128, "replicas": 20}, "one of 20", "one alone", at_most=0.2),
     Floor("column", {}, "whvi", "nn.Linear", at_most=1),
     Floor("sharing", {"quantity": "99th percentile"}, "2 threads", "1 thread", at_most=2),
-    Floor("sharing", {"quantity": "seconds"}, "beside a program of two threads", "alone", at_most=3),
+    Floor(
+        "sharing", {"quantity": "seconds"}, "beside a program of two threads", "alone", at_most=3
+    ),
     Floor("gp", {"work": "fit", "rows": 10_000}, "2 threads", at_most=15),
     Floor("gp", {"work": "fit", "rows": 200_000}, "2 threads", at_most=60),
     Floor("gp", {"work": "mean", "rows": 100_000}, "2 threads", at_most=1),

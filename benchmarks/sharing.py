@@ -1,4 +1,4 @@
-"""On a host that others use: late calls of the kernel with two threads, and a whole ``whvi fit``."""
+"""On a host that others use: late calls with two threads, and a whole ``whvi fit``."""
 
 from __future__ import annotations
 
@@ -90,7 +90,8 @@ def _write_table(path: Path) -> None:
 
 
 def _seconds_to_fit(table: Path) -> float:
-    command = ["fit", str(table), "--target", "y", "--output", str(table.with_suffix(".whvi")), "-q"]
+    model = str(table.with_suffix(".whvi"))
+    command = ["fit", str(table), "--target", "y", "--output", model, "-q"]
     start = time.perf_counter()
     subprocess.run([sys.executable, "-m", "whvi", *command], check=True)
     return time.perf_counter() - start
