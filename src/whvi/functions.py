@@ -60,7 +60,7 @@ def local_function_values(
     ``x`` is ``(N, ...)`` or ``(*batch_shape, N, ...)``; nothing is checked here.
     """
     with sampling(LocalReparameterization(generator)):
-        if _rows_are_features(x, batch_shape):
+        if rows_are_features(x, batch_shape):
             values: Tensor = model(with_draws(x, batch_shape, num_draws))
             return values
         rows = _with_replicas(x, batch_shape)
@@ -94,7 +94,7 @@ def draw_functions(
     batch_shape = batch_shape_of(model)
     chunks = _chunks(x, batch_shape, batch_size)
     k = len(batch_shape)
-    if _rows_are_features(x, batch_shape):
+    if rows_are_features(x, batch_shape):
         with sampling(WeightDraws(num_draws, generator)):
             parts = [model(with_draws(chunk, batch_shape, num_draws)) for chunk in chunks]
         return torch.cat(parts, dim=k + 1)
@@ -121,7 +121,8 @@ def mean_function(model: nn.Module, x: Tensor, *, batch_size: int | None = None)
     return torch.cat(parts, dim=len(batch_shape))
 
 
-def _rows_are_features(x: Tensor, batch_shape: tuple[int, ...]) -> bool:
+def rows_are_features(x: Tensor, batch_shape: tuple[int, ...]) -> bool:
+    """Tell whether rows are plain features, which take all draws in one pass."""
     return x.dim() == row_axis(x, batch_shape) + 2
 
 

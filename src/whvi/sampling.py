@@ -62,7 +62,14 @@ class LocalReparameterization:
 
     def __init__(self, generator: torch.Generator | None = None) -> None:
         self.generator = generator
-        self._seed: int | None = None
+        self._next_seed: int | None = None
+
+    @classmethod
+    def starting_at(cls, seed: int) -> LocalReparameterization:
+        """Return a sampler whose streams of noise begin with ``seed``: the same at every use."""
+        sampler = cls()
+        sampler._next_seed = seed
+        return sampler
 
     def value(self, posterior: RandomVector, inner_shape: tuple[int, ...] = ()) -> Tensor:
         """Return a draw for every row of ``inner_shape``: ``(*batch_shape, *inner_shape, n)``."""
@@ -74,11 +81,9 @@ class LocalReparameterization:
         Later ones are steps of a fixed odd size from it, so that a pass through many layers asks
         the generator only once.
         """
-        if self._seed is None:
-            self._seed = draw_seed(self.generator)
-        else:
-            self._seed = (self._seed + _SEED_STEP) % _NUM_SEEDS
-        return self._seed
+        seed = draw_seed(self.generator) if self._next_seed is None else self._next_seed
+        self._next_seed = (seed + _SEED_STEP) % _NUM_SEEDS
+        return seed
 
 
 @final
