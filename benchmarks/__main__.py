@@ -11,6 +11,7 @@ import torch
 
 from benchmarks import (
     column,
+    conv,
     gp,
     memory,
     neighbours,
@@ -37,6 +38,7 @@ SECTIONS: dict[str, ModuleType] = {
     "memory": memory,
     "training": training,
     "column": column,
+    "conv": conv,
     "sharing": sharing,
     "gp": gp,
 }

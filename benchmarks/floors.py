@@ -134,6 +134,11 @@ FLOORS = [
     Floor("training", {"width": 1024, "replicas": 1}, "whvi.fit", "nn.Linear", at_most=0.1),
     Floor("training", {"width": 128, "replicas": 1}, "whvi.elbo", "nn.Linear", at_most=1.5),
     Floor("training", {"width": 128, "replicas": 20}, "one of 20", "one alone", at_most=0.2),
+    *[
+        Floor("conv", {"quantity": "time", "channels": width}, "whvi", "nn.Conv2d", at_most=bound)
+        for width, bound in ((16, 2.5), (32, 2.0), (64, 1.7), (128, 1.5), (256, 1.4))
+    ],
+    Floor("conv", {"quantity": "peak memory"}, "whvi", "nn.Conv2d", at_most=1.4),
     Floor("column", {}, "whvi", "nn.Linear", at_most=1),
     Floor("sharing", {"quantity": "99th percentile"}, "2 threads", "1 thread", at_most=2),
     Floor(

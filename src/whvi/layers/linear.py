@@ -147,14 +147,16 @@ class RandomAffine(BayesianLayer):
         """
         sampler = current_sampler()
         shape = (*self.batch_shape, *sampler.sample_shape, *self.weight_shape)
+        posterior = self.matrix.posterior
+        return deferred(lambda: self._weight_of(sampler.value(posterior)), shape, posterior.loc)
 
-        def form() -> Tensor:
-            matrices = self.matrix.dense(sampler.value(self.matrix.posterior))
-            if self.groups > 1:  # draws stand between groups and outputs
-                matrices = matrices.movedim(len(self.batch_shape), -3)
-            return matrices.reshape(shape)
-
-        return deferred(form, shape, self.matrix.posterior.loc)
+    def _weight_of(self, draw: Tensor) -> Tensor:
+        """Return ``(*batch_shape, *some, *weight_shape)`` for what the matrix takes as draws."""
+        matrices = self.matrix.dense(draw)
+        if self.groups > 1:  # draws stand between groups and outputs
+            matrices = matrices.movedim(len(self.batch_shape), -3)
+        leading = matrices.shape[: matrices.dim() - (2 if self.groups == 1 else 3)]
+        return matrices.reshape(*leading, *self.weight_shape)
 
     @property
     def bias(self) -> Tensor | None:
