@@ -97,7 +97,12 @@ def elbo(
 def elbo_of_values(
     likelihood: Likelihood, f: Tensor, y: Tensor, kl_value: Tensor, *, num_data: int, beta: float
 ) -> Elbo:
-    """Put the two terms together from function values ``f (*batch_shape, S, B, features)``."""
+    """Put the two terms together from function values ``f (*batch_shape, S, B, features)``.
+
+    Those of half precision, as under autocast, are taken to float32 first.
+    """
+    if f.dtype in (torch.bfloat16, torch.float16):
+        f = f.float()
     log_prob = likelihood.log_prob(f, y)
     # The mean over draws and rows times N is (N / B) Σ_batch mean_S.
     return Elbo(num_data * log_prob.mean((-2, -1)), kl_value, beta)

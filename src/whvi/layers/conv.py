@@ -64,7 +64,7 @@ class RandomConv(RandomAffine):
         """``(out_channels, in_channels / groups, *kernel_size)``."""
         return (self.out_channels, self.in_channels // self.groups, *self.window.kernel_size)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def _map(self, x: Tensor) -> Tensor:
         """See :meth:`RandomAffine.forward`; a draw for all rows is a dense kernel."""
         sampler = current_sampler()
         if isinstance(sampler, LocalReparameterization):
@@ -78,7 +78,7 @@ class RandomConv(RandomAffine):
 
     def _local(self, x: Tensor, sampler: LocalReparameterization) -> Tensor:
         """Draw a matrix for every patch."""
-        return super().forward(x)
+        return super()._map(x)
 
     def _convolve(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """Convolve with ``weight (*own, *weight_shape)``, ``own`` the first axes of ``x``."""

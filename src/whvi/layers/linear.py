@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from whvi._checks import check_dtype, check_last_dim
+from whvi._kernel.backend import autocast_dtype, without_autocast
 from whvi.errors import ShapeError
 from whvi.layers.deferred import deferred
 from whvi.layers.matrix import DenseGaussianMatrix, OutputMoments, RandomMatrix, WeightMoments
@@ -75,8 +76,18 @@ class RandomAffine(BayesianLayer):
 
         A linear layer has no spatial axes. Weights are drawn as
         :func:`whvi.sampling.current_sampler` says: one draw for the whole call unless a
-        :func:`whvi.sampling.sampling` block says otherwise.
+        :func:`whvi.sampling.sampling` block says otherwise. Under ``torch.autocast`` the output
+        has its data type, as that of torch's layer; inside, parameters keep theirs.
         """
+        loc = self.matrix.posterior.loc
+        lower = autocast_dtype(x, loc)
+        if lower is None:
+            return self._map(x)
+        with without_autocast(x):
+            return self._map(x.to(loc.dtype)).to(lower)
+
+    def _map(self, x: Tensor) -> Tensor:
+        """Do what :meth:`forward` says, outside autocast."""
         self._check(x)
         sampler = current_sampler()
         check_draws_axis(x, sampler, len(self.batch_shape), 1 + self.num_axes)
@@ -200,6 +211,10 @@ class RandomAffine(BayesianLayer):
 
     def kl(self) -> Tensor:
         """Return the KL of weights and (if random) bias in nats, shape ``batch_shape``."""
+        with without_autocast(self.matrix.posterior.loc):
+            return self._kl()
+
+    def _kl(self) -> Tensor:
         if self.groups == 1:
             return sum_of_kls(self._pairs())
         weights, *bias = self._pairs()

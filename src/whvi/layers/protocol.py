@@ -8,6 +8,7 @@ from functools import reduce
 import torch
 from torch import Tensor, nn
 
+from whvi._kernel.backend import without_autocast
 from whvi.posteriors import Posterior
 from whvi.posteriors.base import sum_of_kls
 from whvi.priors import Prior
@@ -95,5 +96,6 @@ class ModelKL:
         """Return the sum in nats, shape ``batch_shape``."""
         terms = [layer.kl() for layer in self._others]
         if self._pairs:
-            terms.append(sum_of_kls(self._pairs))
+            with without_autocast(self._pairs[0][0].loc):
+                terms.append(sum_of_kls(self._pairs))
         return reduce(torch.add, terms) if terms else torch.zeros(())

@@ -67,7 +67,8 @@ class Stepper:
         self._state, self._num_data = state, num_data
         self._kl = ModelKL(state.model)
         self._parameters = list(state.parameters.values())
-        self._compiled = compile_model(state.model) if state.config.compiled else None
+        by_kernel = state.config.compiled and not torch.is_autocast_enabled(state.device.type)
+        self._compiled = compile_model(state.model) if by_kernel else None
         if self._compiled is not None:  # where the gradient of each is among those it gives
             given = [*self._compiled.parameters, *state.likelihood.parameters()]
             places = {p: i for i, p in enumerate(given) if p is not None}
