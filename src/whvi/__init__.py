@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         WHVIConv3d,
         WHVILinear,
         kl,
+        parameter_groups,
     )
     from whvi.layers.summary import summary
     from whvi.models.mlp import mlp
@@ -76,6 +77,7 @@ __all__ = [
     "mean_function",
     "mlp",
     "noisy_structured_product",
+    "parameter_groups",
     "sampling",
     "structured_product",
     "summary",
@@ -90,7 +92,8 @@ _HOMES = {
     "whvi.functions": ("draw_functions", "mean_function"),
     "whvi.layers": (
         *("MCDropout", "MeanFieldConv1d", "MeanFieldConv2d", "MeanFieldConv3d", "MeanFieldLinear"),
-        *("WHVIConv1d", "WHVIConv2d", "WHVIConv3d", "WHVILinear", "kl", "summary"),
+        *("WHVIConv1d", "WHVIConv2d", "WHVIConv3d", "WHVILinear", "kl"),
+        *("parameter_groups", "summary"),
     ),
     "whvi.models.mlp": ("mlp",),
     "whvi.predictive": ("Predictive",),

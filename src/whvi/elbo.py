@@ -20,10 +20,11 @@ from whvi._checks import check_positive_int
 from whvi._kernel.backend import differentiable_gradients
 from whvi.errors import ConfigError
 from whvi.functions import (
+    Inputs,
     batch_shape_of,
     check_rows,
     local_function_values,
-    rows_are_features,
+    row_axis,
     with_draws,
 )
 from whvi.layers.compiled import compiled_now
@@ -48,7 +49,7 @@ class Elbo(NamedTuple):
 def elbo(
     model: nn.Module,
     likelihood: Likelihood,
-    x: Tensor,
+    x: Inputs,
     y: Tensor,
     *,
     num_data: int,
@@ -65,7 +66,8 @@ def elbo(
         model: Module whose Bayesian layers share one ``batch_shape``. A model wrapped in
             ``DistributedDataParallel`` works as well.
         likelihood: Gives ``log_prob(f, y)``.
-        x: Batch ``(B, ...)`` shared by the replicas, or ``(*batch_shape, B, ...)``.
+        x: Batch ``(B, ...)`` shared by the replicas, or ``(*batch_shape, B, ...)``; a tuple or
+            mapping of tensors is passed on as ``model(*x)`` or ``model(**x)``.
         y: Targets ``(B,)``, ``(B, out)``, ``(*batch_shape, B)`` or ``(*batch_shape, B, out)``.
         num_data: ``N``, rows of the whole training set (per replica).
         num_draws: ``S``, draws per row.
@@ -81,9 +83,9 @@ def elbo(
         raise ConfigError(f"beta must be a number of at least 0, got {beta!r}")
     batch_shape = batch_shape_of(model)
     check_rows(x, batch_shape)
-    if rows_are_features(x, batch_shape) and not (x.requires_grad or y.requires_grad):
+    if isinstance(x, Tensor) and not (x.requires_grad or y.requires_grad):
         compiled = compiled_now(model)
-        if compiled is not None:
+        if compiled is not None and x.dim() == row_axis(x, batch_shape) + 2:
             rows = with_draws(x, batch_shape, num_draws)
             given = (model, compiled, likelihood, rows, y, num_data, draw_seed(generator))
             trained = (*compiled.parameters, *likelihood.parameters())

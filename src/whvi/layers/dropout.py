@@ -70,7 +70,7 @@ class MCDropout(BayesianLayer):
             return x * self._mask(x, tuple(x.shape), sampler.generator)
         check_draws_axis(x, sampler, axes)
         shape = (*self.batch_shape, *sampler.sample_shape, x.shape[-1])
-        mask = sampler.draw_once(self, lambda: self._mask(x, shape, sampler.generator))
+        mask = sampler.draw_once(self, lambda source: self._mask(x, shape, source))
         return x * insert_inner_axes(mask, axes, x.dim() - axes - 1)
 
     def kl(self) -> Tensor:
