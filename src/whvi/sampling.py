@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from types import FrameType
@@ -21,10 +22,14 @@ from typing import Any, Protocol, final
 
 import torch
 from torch import Tensor
+from torch._C import _len_torch_dispatch_stack
 from torch.compiler import is_compiling
 from torch.utils import checkpoint
 
 from whvi._checks import check_positive_int
+from whvi._kernel import traced
+from whvi._kernel.backend import is_vmapped
+from whvi._kernel.noise import normal_from_seed
 from whvi.errors import ConfigError, ShapeError
 
 _SEED_STEP = 0x1E3779B97F4A7C15  # odd: the steps visit every seed before one comes back
@@ -70,7 +75,7 @@ class LocalReparameterization:
 
     def __init__(self, generator: torch.Generator | None = None) -> None:
         self.generator = generator
-        self._next_seed: int | None = None
+        self._next_seed: int | Tensor | None = None  # a tensor under torch.compile
 
     @classmethod
     def starting_at(cls, seed: int) -> LocalReparameterization:
@@ -89,15 +94,41 @@ class LocalReparameterization:
         sampler._next_seed = self._next_seed
         return sampler
 
-    def next_seed(self) -> int:
+    def next_seed(self) -> int | Tensor:
         """Return a new seed for a stream of noise; the first one is taken from the generator.
 
         Later ones are steps of a fixed odd size from it, so that a pass through many layers asks
         the generator only once.
         """
-        seed = draw_seed(self.generator) if self._next_seed is None else self._next_seed
+        if is_compiling() or _len_torch_dispatch_stack() > 0:
+            return self._next_traced()
+        seed = draw_seed(self.generator) if self._next_seed is None else int(self._next_seed)
         self._next_seed = (seed + _SEED_STEP) % _NUM_SEEDS
         return seed
+
+    def _next_traced(self) -> Tensor:
+        """Return the same as a tensor, which is filled when the graph runs."""
+        seed = self._next_seed
+        if seed is None and not is_compiling():
+            seed = torch.randint(_NUM_SEEDS - 1, (), generator=self.generator)
+        elif seed is None and self.generator is not None:
+            raise ConfigError(
+                "torch.compile cannot trace a torch.Generator; leave the generator out and call "
+                "torch.manual_seed before"
+            )
+        elif seed is None:
+            seed = traced.draw_seed()
+        elif not isinstance(seed, Tensor):
+            seed = torch.full((), seed, dtype=torch.int64)
+        self._next_seed = (seed + _SEED_STEP) & (_NUM_SEEDS - 1)
+        return seed
+
+    def noise(self, shape: tuple[int, ...], like: Tensor) -> Tensor:
+        """Return standard normals of ``shape``, of the data type and on the device of ``like``."""
+        if is_vmapped():  # a seed would be one number for all entries of the map
+            kinds = {"dtype": like.dtype, "device": like.device}
+            return torch.randn(shape, generator=self.generator, **kinds)  # type: ignore[call-overload,no-any-return]
+        return normal_from_seed(shape, self.next_seed(), dtype=like.dtype, device=like.device)
 
 
 @final
@@ -160,13 +191,23 @@ Sampler = MeanWeights | LocalReparameterization | WeightDraws
 _current: ContextVar[Sampler | None] = ContextVar("whvi_sampler", default=None)
 
 
+class _Traced(threading.local):
+    """The same where torch.compile can read it, which knows no context variables."""
+
+    def __init__(self) -> None:
+        self.sampler: Sampler | None = None
+
+
+_traced = _Traced()
+
+
 def current_sampler() -> Sampler:
     """Return the sampler in force: the innermost :func:`sampling`, else one new weight draw.
 
     When gradient checkpointing runs a layer again, it is the one of the first time, as it was.
     """
     if is_compiling():
-        return _current.get() or WeightDraws()
+        return _traced.sampler or WeightDraws()
     memory, again = _checkpoint_in_force()
     if again and memory is not None:
         return memory.next()
@@ -181,11 +222,14 @@ def current_sampler() -> Sampler:
 @contextlib.contextmanager
 def sampling(sampler: Sampler) -> Iterator[Sampler]:
     """Make ``sampler`` the one that stochastic layers use inside the ``with`` block."""
-    token = _current.set(sampler)
+    before, _traced.sampler = _traced.sampler, sampler
+    token = None if is_compiling() else _current.set(sampler)
     try:
         yield sampler
     finally:
-        _current.reset(token)
+        _traced.sampler = before
+        if token is not None:
+            _current.reset(token)
 
 
 # ---- gradient checkpointing ----------------------------------------------------------------------

@@ -15,6 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 from torch._C import _are_functorch_transforms_active, _is_tracing, _len_torch_dispatch_stack
+from torch._C._functorch import TransformType, get_interpreter_stack
 from torch.autograd import forward_ad
 from torch.compiler import is_compiling
 
@@ -61,6 +62,14 @@ def is_tracing() -> bool:
 def is_transformed() -> bool:
     """Tell whether torch.func or forward-mode differentiation is active: tensors are wrapped."""
     return _are_functorch_transforms_active() or forward_ad._current_level >= 0
+
+
+def is_vmapped() -> bool:
+    """Tell whether ``torch.vmap`` is active."""
+    if is_compiling() or not _are_functorch_transforms_active():
+        return False
+    stack = get_interpreter_stack() or []
+    return any(level.key() == TransformType.Vmap for level in stack)
 
 
 def autocast_dtype(x: Tensor, parameter: Tensor) -> torch.dtype | None:

@@ -20,7 +20,6 @@ import torch
 from torch import Tensor
 
 from whvi._checks import check_dtype, check_positive_int
-from whvi._kernel.noise import normal_from_seed
 from whvi.errors import ConfigError, ShapeError
 from whvi.layers.linear import Device, RandomAffine
 from whvi.layers.matrix import DenseGaussianMatrix, RandomMatrix
@@ -235,7 +234,7 @@ class MeanFieldConv(RandomConv):
         if self.bias_posterior is not None:
             mean = mean + self._over(x, sampler.value(self.bias_posterior, inner))
         shape = (*self.matrix.batch_shape, *inner, self.matrix.out_features)
-        noise = normal_from_seed(shape, sampler.next_seed(), dtype=x.dtype, device=x.device)
+        noise = sampler.noise(shape, x)
         tiny = math.sqrt(torch.finfo(x.dtype).tiny)  # so far from zero that its gradient is finite
         return torch.addcmul(mean, variance.clamp_min(tiny).sqrt(), self._output(noise))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import Any, final
+from typing import Any, cast, final
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +13,7 @@ from whvi._kernel.backend import autocast_dtype, without_autocast
 from whvi.errors import ShapeError
 from whvi.layers.deferred import deferred
 from whvi.layers.matrix import DenseGaussianMatrix, OutputMoments, RandomMatrix, WeightMoments
-from whvi.layers.protocol import BayesianLayer
+from whvi.layers.protocol import BayesianLayer, as_fx_leaf
 from whvi.layers.structured import StructuredMatrix
 from whvi.posteriors import Posterior, PosteriorFactory, make_posterior
 from whvi.posteriors.base import sum_of_kls
@@ -79,6 +79,8 @@ class RandomAffine(BayesianLayer):
         :func:`whvi.sampling.sampling` block says otherwise. Under ``torch.autocast`` the output
         has its data type, as that of torch's layer; inside, parameters keep theirs.
         """
+        if (leaf := as_fx_leaf(self, x)) is not None:
+            return cast(Tensor, leaf)
         loc = self.matrix.posterior.loc
         lower = autocast_dtype(x, loc)
         if lower is None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.fx import Proxy
 from torch.optim.swa_utils import AveragedModel
 
 from whvi._kernel.backend import without_autocast
@@ -36,6 +37,16 @@ class BayesianLayer(nn.Module, ABC):
         Only a short cut: :func:`kl` can add such pairs up in fewer steps.
         """
         return None
+
+
+def as_fx_leaf(layer: nn.Module, x: Any) -> Any:
+    """Return the call of ``layer`` that ``torch.fx.symbolic_trace`` records; ``None`` elsewhere.
+
+    It knows no numbers, so it cannot look inside: a layer is a leaf, as those of torch are.
+    """
+    if not isinstance(x, Proxy):
+        return None
+    return x.tracer.create_proxy("call_module", x.tracer.path_of_module(layer), (x,), {})
 
 
 def bayesian_layers(model: nn.Module) -> list[BayesianLayer]:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from whvi._kernel.backend import is_vmapped
 from whvi._kernel.column import SMALLEST_BLOCK, column_linear
 from whvi._kernel.layout import BlockPlan
 from whvi._kernel.product import block_linear, noisy_block_linear
@@ -83,6 +84,7 @@ class StructuredMatrix(RandomMatrix):
             isinstance(sampler, LocalReparameterization)
             and isinstance(posterior, DiagonalGaussian)
             and not plan.is_column
+            and not is_vmapped()
         ):
             moments, seed = (posterior.loc, posterior.log_scale), sampler.next_seed()
             return noisy_block_linear(x, self.s1, moments, self.s2, bias, plan, seed)
