@@ -9,7 +9,21 @@ from types import ModuleType
 
 import torch
 
-from benchmarks import gp, linearized, memory, noise, product, threads, training, transform
+from benchmarks import (
+    column,
+    conv,
+    gp,
+    linearized,
+    memory,
+    neighbours,
+    noise,
+    product,
+    sharing,
+    threads,
+    training,
+    transform,
+)
+from benchmarks.compare import compare
 from benchmarks.floors import FLOORS, judge
 from benchmarks.machine import describe_machine
 from benchmarks.records import Section, load, save
@@ -18,11 +32,15 @@ from benchmarks.timing import Effort
 
 SECTIONS: dict[str, ModuleType] = {
     "transform": transform,
+    "neighbours": neighbours,
     "product": product,
     "noise": noise,
     "threads": threads,
     "memory": memory,
     "training": training,
+    "column": column,
+    "conv": conv,
+    "sharing": sharing,
     "gp": gp,
     "linearized": linearized,
 }
@@ -33,6 +51,9 @@ def main() -> None:
     """Run the chosen sections, write their results and print how the floors stand."""
     options = _options()
     folder = options.output or (_RESULTS / "quick" if options.quick else _RESULTS)
+    if options.compare:
+        compare(options.compare, folder)
+        return
     torch.manual_seed(0)
     for name in options.only:
         torch.set_num_threads(options.threads)
@@ -54,6 +75,9 @@ def _options() -> argparse.Namespace:
     )
     parser.add_argument("--threads", type=int, default=1, help="threads (1: what floors assume)")
     parser.add_argument("--output", type=Path, help="folder for JSON and Markdown")
+    parser.add_argument(
+        "--compare", type=Path, metavar="SRC", help="another tree to run beside this"
+    )
     return parser.parse_args()
 
 

@@ -114,6 +114,7 @@ FLOORS = [
     Floor("transform", {**_INTO_OUTPUT, "entries": "2^24"}, "whvi", "memcpy", at_most=1.3),
     Floor("transform", _INTO_OUTPUT, "Kronecker matmul", "whvi", at_least=6),
     Floor("transform", _INTO_OUTPUT, "eager butterflies", "whvi", at_least=20),
+    Floor("neighbours", {}, "whvi", "mean of D/2 and 2 D", at_most=1.15),
     _product(64, "whvi", 1),
     _product(128, "whvi", 2),
     _product(256, "whvi", 5),
@@ -132,7 +133,18 @@ FLOORS = [
     ],
     Floor("training", {"width": 128, "replicas": 1}, "whvi.fit", "nn.Linear", at_most=1.3),
     Floor("training", {"width": 1024, "replicas": 1}, "whvi.fit", "nn.Linear", at_most=0.1),
+    Floor("training", {"width": 128, "replicas": 1}, "whvi.elbo", "nn.Linear", at_most=1.5),
     Floor("training", {"width": 128, "replicas": 20}, "one of 20", "one alone", at_most=0.2),
+    *[
+        Floor("conv", {"quantity": "time", "channels": width}, "whvi", "nn.Conv2d", at_most=bound)
+        for width, bound in ((16, 2.5), (32, 2.0), (64, 1.7), (128, 1.5), (256, 1.4))
+    ],
+    Floor("conv", {"quantity": "peak memory"}, "whvi", "nn.Conv2d", at_most=1.4),
+    Floor("column", {}, "whvi", "nn.Linear", at_most=1),
+    Floor("sharing", {"quantity": "99th percentile"}, "2 threads", "1 thread", at_most=2),
+    Floor(
+        "sharing", {"quantity": "seconds"}, "beside a program of two threads", "alone", at_most=3
+    ),
     Floor("gp", {"work": "fit", "rows": 10_000}, "2 threads", at_most=15),
     Floor("gp", {"work": "fit", "rows": 200_000}, "2 threads", at_most=60),
     Floor("gp", {"work": "mean", "rows": 100_000}, "2 threads", at_most=1),

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -49,16 +50,20 @@ def _memory_cell(work: str) -> Cell:
 
 
 def _child(work: str) -> None:
-    """Print the MiB that operands, results and gradients add to a process that has imported all.
+    torch.set_num_threads(1)
+    print(resident(partial(_row, work), 1024, 2**_ROW_POWER))
+
+
+def resident(make: Callable[[int], Callable[[], object]], small: int, size: int) -> float:
+    """Return the MiB that work of ``size`` adds to a process that has done a small one.
 
     ``VmHWM`` is the high-water mark of this program alone; the one of ``getrusage`` would begin
     at the size of the parent process.
     """
-    torch.set_num_threads(1)
-    _row(work, 1024)()
+    make(small)()
     before = _status("VmRSS")
-    _row(work, 2**_ROW_POWER)()
-    print((_status("VmHWM") - before) / 1024)
+    make(size)()
+    return (_status("VmHWM") - before) / 1024
 
 
 def _status(key: str) -> int:

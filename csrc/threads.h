@@ -9,7 +9,7 @@
  */
 
 #define LATE_NS 50000             /* that a wait may be longer than the work that others have done */
-#define SHORTEST_REST_NS 20000000 /* in which callers then work alone; four times as long next time, */
+#define SHORTEST_REST_NS 100000000 /* in which callers then work alone; four times as long next time, */
 #define LONGEST_REST_NS 4000000000
 #define FORGIVE_RESTS 16 /* unless so many rests have passed since the last one */
 
@@ -96,8 +96,9 @@ static int run_tasks(void (*run)(void *, int64_t, void *), void *context, int64_
   Team team = {.run = run, .context = context, .tasks = tasks, .scratch_bytes = scratch_bytes,
                .caller = pthread_self()};
   if (threads > tasks) threads = tasks;
-  if (threads > 1 && start_threads && !forked) team.begin = nanoseconds(CLOCK_MONOTONIC);
-  if (team.begin && team.begin >= READ(rest_until)) {
+  const int64_t now = threads > 1 && start_threads && !forked ? nanoseconds(CLOCK_MONOTONIC) : 0;
+  if (now && now >= READ(rest_until)) {
+    team.begin = now;
     start_threads(work_in_team, &team, (unsigned)threads, 0);
     judge(&team);
   } else {

@@ -1,19 +1,31 @@
 from __future__ import annotations
 
+import gc
 import itertools
+import weakref
+from functools import partial
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from tests.training.doubles import TinyMeanField, gaussian, tiny_data, tiny_net
+from whvi._kernel.backend import kernel
 from whvi.elbo import Elbo, elbo
 from whvi.errors import ConfigError, ShapeError
 from whvi.layers import WHVIConv1d, WHVILinear
 from whvi.layers.protocol import kl
+from whvi.likelihoods import Gaussian, HeteroscedasticGaussian, StudentT
+from whvi.models.mlp import mlp
+from whvi.priors import FixedPrior
 from whvi.training import FitConfig, fit
 
 DOUBLE = torch.float64
+needs_kernel = pytest.mark.skipif(kernel is None, reason="needs the compiled kernel")
+
+
+def seeded() -> torch.Generator:
+    return torch.Generator().manual_seed(3)
 
 
 def noiseless_net(**options) -> nn.Sequential:
@@ -212,3 +224,127 @@ def test_two_fits_of_a_flow_with_one_seed_are_equal():
     assert all(torch.equal(t, states[1][name]) for name, t in states[0].items())
     assert histories[0].kl == histories[1].kl
     assert histories[0].layer_kl == histories[1].layer_kl
+
+
+# --- models that run as one node -----------------------------------------------------------------
+
+
+@needs_kernel
+@pytest.mark.parametrize("batch_shape", [(), (3,)])
+@pytest.mark.parametrize(
+    "likelihood", [Gaussian, partial(Gaussian, 2), HeteroscedasticGaussian, StudentT]
+)
+def test_one_node_gives_what_the_layers_give(likelihood, batch_shape) -> None:
+    noise = likelihood(batch_shape=batch_shape)
+    model = mlp(5, (16, 8), noise.num_features, batch_shape=batch_shape)
+    x, y = torch.randn(7, 5), torch.randn(7, noise.num_outputs)
+    parameters = [*model.parameters(), *noise.parameters()]
+
+    def terms() -> tuple[Elbo, tuple[Tensor, ...]]:
+        found = elbo(model, noise, x, y, num_data=70, num_draws=2, generator=seeded(), beta=0.5)
+        return found, torch.autograd.grad(found.value.sum(), parameters)
+
+    ours, gradients = terms()
+    handle = model.register_forward_hook(lambda *_: None)  # now the layers have to run
+    theirs, expected = terms()
+    handle.remove()
+    assert type(ours.kl.grad_fn).__name__ == "_CompiledElboBackward"
+    assert type(theirs.kl.grad_fn).__name__ != "_CompiledElboBackward"
+    assert torch.equal(ours.expected_log_lik, theirs.expected_log_lik)
+    assert torch.equal(ours.kl, theirs.kl)
+    for one, other in zip(gradients, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
+
+
+def _other_layer(model: nn.Sequential) -> None:
+    model[2] = WHVILinear(16, 1)
+
+
+def _other_prior(model: nn.Sequential) -> None:
+    model[0].matrix.prior = FixedPrior(0.5)
+
+
+def _other_variance(model: nn.Sequential) -> None:
+    model[0].matrix.prior.fixed_variance = 0.25
+
+
+def _other_parameter(model: nn.Sequential) -> None:
+    model[0].matrix.s1 = nn.Parameter(torch.ones(16))
+
+
+def _other_forward(model: nn.Sequential) -> None:
+    model[1].forward = torch.tanh
+
+
+@needs_kernel
+@pytest.mark.parametrize(
+    "change",
+    [
+        _other_layer,
+        _other_prior,
+        _other_variance,
+        _other_parameter,
+        _other_forward,
+        nn.Module.double,
+    ],
+)
+def test_a_model_that_changes_between_calls_is_seen_as_it_is(change) -> None:
+    model = nn.Sequential(WHVILinear(5, 16, prior=FixedPrior(1.0)), nn.ReLU(), WHVILinear(16, 2))
+    x, y = torch.randn(7, 5), torch.randn(7, 2)
+
+    def value() -> Tensor:
+        likelihood, dtype = Gaussian(2), next(model.parameters()).dtype
+        if model[2].out_features == 1:
+            likelihood, target = Gaussian(1), y[:, :1]
+        else:
+            target = y
+        found = elbo(
+            model, likelihood.to(dtype), x.to(dtype), target, num_data=70, generator=seeded()
+        )
+        return found.value
+
+    value()
+    change(model)
+    changed = value()
+    model[2].register_forward_hook(lambda *_: None)
+    assert torch.equal(changed, value())
+
+
+@needs_kernel
+def test_one_node_refuses_parameters_changed_before_backward() -> None:
+    model = mlp(5, (16,), 1)
+    value = elbo(model, Gaussian(), torch.randn(7, 5), torch.randn(7), num_data=7).value
+    with torch.no_grad():
+        model[0].matrix.s1.add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        value.backward()
+
+
+@needs_kernel
+def test_one_node_has_gradients_of_gradients_and_keeps_its_graph() -> None:
+    model, noise = mlp(5, (16,), 1, dtype=torch.float64), Gaussian(dtype=torch.float64)
+    x, y = torch.randn(7, 5, dtype=torch.float64), torch.randn(7)
+    parameters = [*model.parameters(), *noise.parameters()]
+
+    def curvature() -> tuple[Tensor, ...]:
+        value = elbo(model, noise, x, y, num_data=70, generator=seeded()).value
+        first = torch.autograd.grad(value, parameters, retain_graph=True)
+        again = torch.autograd.grad(value, parameters, create_graph=True)
+        for one, other in zip(first, again, strict=True):
+            torch.testing.assert_close(one, other)
+        return torch.autograd.grad(sum(g.square().sum() for g in again), parameters)
+
+    ours = curvature()
+    model.register_forward_hook(lambda *_: None)
+    for one, other in zip(ours, curvature(), strict=True):
+        torch.testing.assert_close(one, other)
+
+
+@needs_kernel
+def test_one_node_lets_the_model_go() -> None:
+    model = mlp(5, (16,), 1)
+    elbo(model, Gaussian(), torch.randn(7, 5), torch.randn(7), num_data=7).value.backward()
+    gone = weakref.ref(model)
+    del model
+    gc.collect()
+    assert gone() is None

@@ -145,7 +145,7 @@ def noise_not_held_fixed() -> None:
 def weights_drawn_again_at_every_call() -> None:
     from whvi.sampling import WeightDraws
 
-    wrap(WeightDraws, "draw_once", lambda original, self, layer, draw: draw())
+    wrap(WeightDraws, "draw_once", lambda original, self, layer, draw: draw(self.generator))
 
 
 def scaling_that_saw_the_test_rows() -> None:

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
+from whvi.elbo import elbo
 from whvi.errors import ConfigError
+from whvi.layers import MCDropout, MeanFieldLinear, WHVILinear
+from whvi.likelihoods import Gaussian
 from whvi.sampling import (
     LocalReparameterization,
     MeanWeights,
@@ -67,10 +73,10 @@ def test_contexts_are_per_thread_and_per_task() -> None:
 
 def test_a_layer_keeps_its_draw_within_one_sampler() -> None:
     sampler, first, second = WeightDraws(3), nn.Identity(), nn.Identity()
-    one = sampler.draw_once(first, lambda: torch.zeros(3))
-    assert sampler.draw_once(first, lambda: torch.ones(3)) is one
-    assert torch.equal(sampler.draw_once(second, lambda: torch.ones(3)), torch.ones(3))
-    assert WeightDraws(3).draw_once(first, lambda: torch.ones(3)) is not one
+    one = sampler.draw_once(first, lambda _: torch.zeros(3))
+    assert sampler.draw_once(first, lambda _: torch.ones(3)) is one
+    assert torch.equal(sampler.draw_once(second, lambda _: torch.ones(3)), torch.ones(3))
+    assert WeightDraws(3).draw_once(first, lambda _: torch.ones(3)) is not one
     assert sampler.sample_shape == (3,)
 
 
@@ -97,3 +103,107 @@ def test_a_seed_is_what_randint_draws(make: Callable[[], torch.Generator | None]
     source.set_state(state)
     expected = [int(torch.randint(2**63 - 1, (), generator=generator)) for _ in range(4)]
     assert drawn == expected
+
+
+# --- gradient checkpointing ----------------------------------------------------------------------
+
+
+class Checkpointed(nn.Module):
+    """Blocks, one of them used twice, each recomputed in the backward pass as ``mode`` says."""
+
+    def __init__(self, layer) -> None:
+        super().__init__()
+        blocks = [
+            nn.Sequential(layer(8, 8), nn.Tanh(), MCDropout(0.2), layer(8, 8), nn.Dropout(0.1))
+            for _ in range(2)
+        ]
+        self.blocks = nn.ModuleList([*blocks, blocks[0]])
+        self.use_reentrant: bool | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            if self.use_reentrant is None:
+                x = block(x)
+            else:
+                x = checkpoint(block, x, use_reentrant=self.use_reentrant)
+        return x
+
+
+def _generator() -> torch.Generator:
+    return torch.Generator().manual_seed(3)
+
+
+CHECKPOINT_SAMPLERS = {
+    "none": None,
+    "local": LocalReparameterization,
+    "local, generator": lambda: LocalReparameterization(_generator()),
+    "draws": WeightDraws,
+    "draws, generator": lambda: WeightDraws(generator=_generator()),
+    "mean": MeanWeights,
+}
+
+
+@pytest.mark.parametrize("inside", [True, False], ids=["inside", "outside"])
+@pytest.mark.parametrize("name", CHECKPOINT_SAMPLERS)
+@pytest.mark.parametrize(
+    "layer",
+    [WHVILinear, MeanFieldLinear, partial(WHVILinear, posterior="full")],
+    ids=["whvi", "mean_field", "full"],
+)
+def test_checkpointing_draws_the_same_again(layer, name: str, inside: bool) -> None:
+    """With backward inside or outside of the ``sampling`` block, reentrant or not."""
+    torch.manual_seed(0)
+    net, x = Checkpointed(layer), torch.randn(5, 8, requires_grad=True)
+    make, found = CHECKPOINT_SAMPLERS[name], []
+    for net.use_reentrant in (None, False, True):
+        net.zero_grad()
+        x.grad = None
+        torch.manual_seed(7)
+        with contextlib.nullcontext() if make is None else sampling(make()):
+            y = net(x)
+            if inside:
+                y.square().sum().backward()
+        if not inside:
+            y.square().sum().backward()
+        gradients = [p.grad if p.grad is not None else torch.zeros(()) for p in net.parameters()]
+        found.append([y.detach(), x.grad, *gradients])
+    for again in found[1:]:
+        for one, other in zip(found[0], again, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+
+
+def test_checkpointing_twice_through_a_kept_graph() -> None:
+    torch.manual_seed(0)
+    net, x = Checkpointed(WHVILinear), torch.randn(5, 8, requires_grad=True)
+    net.use_reentrant = False
+    with sampling(LocalReparameterization()):
+        y = net(x).sum()
+    one = torch.autograd.grad(y, list(net.parameters()), retain_graph=True)
+    other = torch.autograd.grad(y, list(net.parameters()))
+    for a, b in zip(one, other, strict=True):
+        assert torch.equal(a, b)
+
+
+def test_checkpointed_network_in_elbo() -> None:
+    torch.manual_seed(0)
+    net, x = nn.Sequential(Checkpointed(WHVILinear), WHVILinear(8, 1)), torch.randn(5, 8)
+    likelihood, found = Gaussian(), []
+    for net[0].use_reentrant in (None, False):
+        torch.manual_seed(7)
+        value = elbo(
+            net, likelihood, x, x[:, 0], num_data=5, num_draws=2, generator=_generator()
+        ).value
+        found.append(torch.autograd.grad(value, list(net.parameters())))
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+
+
+def test_checkpoints_in_checkpoints_are_right_or_refused() -> None:
+    torch.manual_seed(0)
+    net = Checkpointed(WHVILinear)
+    net.use_reentrant = False
+    x = torch.randn(5, 8, requires_grad=True)
+    with sampling(LocalReparameterization()):
+        y = checkpoint(net, x, use_reentrant=False)
+    with pytest.raises(ConfigError, match="checkpointed blocks"):
+        y.sum().backward()

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         WHVIConv3d,
         WHVILinear,
         kl,
+        parameter_groups,
     )
     from whvi.layers.summary import summary
     from whvi.linearized import LinearizedPosterior, linearize
@@ -79,6 +80,7 @@ __all__ = [
     "mean_function",
     "mlp",
     "noisy_structured_product",
+    "parameter_groups",
     "sampling",
     "structured_product",
     "summary",
@@ -93,7 +95,8 @@ _HOMES = {
     "whvi.functions": ("draw_functions", "mean_function"),
     "whvi.layers": (
         *("MCDropout", "MeanFieldConv1d", "MeanFieldConv2d", "MeanFieldConv3d", "MeanFieldLinear"),
-        *("WHVIConv1d", "WHVIConv2d", "WHVIConv3d", "WHVILinear", "kl", "summary"),
+        *("WHVIConv1d", "WHVIConv2d", "WHVIConv3d", "WHVILinear", "kl"),
+        *("parameter_groups", "summary"),
     ),
     "whvi.linearized": ("LinearizedPosterior", "linearize"),
     "whvi.models.mlp": ("mlp",),

@@ -11,17 +11,26 @@ tempered objective, not a bound on the evidence.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from whvi._checks import check_positive_int
+from whvi._kernel.backend import differentiable_gradients
 from whvi.errors import ConfigError
-from whvi.functions import batch_shape_of, check_rows, local_function_values
+from whvi.functions import (
+    Inputs,
+    batch_shape_of,
+    check_rows,
+    local_function_values,
+    row_axis,
+    with_draws,
+)
+from whvi.layers.compiled import compiled_now
 from whvi.layers.protocol import kl
 from whvi.likelihoods import Likelihood
-from whvi.sampling import LocalReparameterization, sampling
+from whvi.sampling import LocalReparameterization, draw_seed, sampling
 
 
 class Elbo(NamedTuple):
@@ -40,7 +49,7 @@ class Elbo(NamedTuple):
 def elbo(
     model: nn.Module,
     likelihood: Likelihood,
-    x: Tensor,
+    x: Inputs,
     y: Tensor,
     *,
     num_data: int,
@@ -57,7 +66,8 @@ def elbo(
         model: Module whose Bayesian layers share one ``batch_shape``. A model wrapped in
             ``DistributedDataParallel`` works as well.
         likelihood: Gives ``log_prob(f, y)``.
-        x: Batch ``(B, ...)`` shared by the replicas, or ``(*batch_shape, B, ...)``.
+        x: Batch ``(B, ...)`` shared by the replicas, or ``(*batch_shape, B, ...)``; a tuple or
+            mapping of tensors is passed on as ``model(*x)`` or ``model(**x)``.
         y: Targets ``(B,)``, ``(B, out)``, ``(*batch_shape, B)`` or ``(*batch_shape, B, out)``.
         num_data: ``N``, rows of the whole training set (per replica).
         num_draws: ``S``, draws per row.
@@ -73,6 +83,13 @@ def elbo(
         raise ConfigError(f"beta must be a number of at least 0, got {beta!r}")
     batch_shape = batch_shape_of(model)
     check_rows(x, batch_shape)
+    if isinstance(x, Tensor) and not (x.requires_grad or y.requires_grad):
+        compiled = compiled_now(model)
+        if compiled is not None and x.dim() == row_axis(x, batch_shape) + 2:
+            rows = with_draws(x, batch_shape, num_draws)
+            given = (model, compiled, likelihood, rows, y, num_data, draw_seed(generator))
+            trained = (*compiled.parameters, *likelihood.parameters())
+            return Elbo(*_apply_node(*given, *trained), beta)
     f = local_function_values(model, x, batch_shape, num_draws, generator)
     with sampling(LocalReparameterization(generator)):  # for KLs that are estimated
         kl_value = kl(model)
@@ -82,7 +99,43 @@ def elbo(
 def elbo_of_values(
     likelihood: Likelihood, f: Tensor, y: Tensor, kl_value: Tensor, *, num_data: int, beta: float
 ) -> Elbo:
-    """Put the two terms together from function values ``f (*batch_shape, S, B, features)``."""
+    """Put the two terms together from function values ``f (*batch_shape, S, B, features)``.
+
+    Those of half precision, as under autocast, are taken to float32 first.
+    """
+    if f.dtype in (torch.bfloat16, torch.float16):
+        f = f.float()
     log_prob = likelihood.log_prob(f, y)
     # The mean over draws and rows times N is (N / B) Σ_batch mean_S.
     return Elbo(num_data * log_prob.mean((-2, -1)), kl_value, beta)
+
+
+class _CompiledElbo(torch.autograd.Function):
+    """Both terms of a compiled model as one node: at small sizes nodes are what a step costs."""
+
+    @staticmethod
+    def forward(ctx: Any, *given: Any) -> tuple[Tensor, Tensor]:
+        model, compiled, likelihood, rows, y, num_data, seed, *trained = given
+        f, kl_value, kept = compiled.forward(rows, LocalReparameterization.starting_at(seed))
+        log_prob, vjp = likelihood.vjp(f, y)
+        ctx.save_for_backward(rows, y, *trained)
+        ctx.given = model, compiled, likelihood, num_data, seed, kept, vjp, log_prob.shape
+        return num_data * log_prob.mean((-2, -1)), kl_value
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
+        rows, y, *trained = ctx.saved_tensors  # refuses what was changed since
+        model, compiled, likelihood, num_data, seed, kept, vjp, shape = ctx.given
+        if torch.is_grad_enabled():
+            with sampling(LocalReparameterization.starting_at(seed)):
+                f, kl_value = model(rows), kl(model)
+            terms = elbo_of_values(likelihood, f, y, kl_value, num_data=num_data, beta=1.0)
+            value = (terms.expected_log_lik * grads[0]).sum() + (terms.kl * grads[1]).sum()
+            return (None,) * 7 + tuple(differentiable_gradients(value, trained, value.new_ones(())))
+        slope = grads[0].mul(num_data).div(shape[-2] * shape[-1])
+        to_f, *to_likelihood = vjp(slope[..., None, None].expand(shape))
+        return (None,) * 7 + (*compiled.backward(kept, to_f, grads[1]), *to_likelihood)
+
+
+# Function.apply without its search for torch.func wrappers: compiled_now has excluded them
+_apply_node: Any = super(torch.autograd.Function, _CompiledElbo).apply

@@ -82,7 +82,7 @@ def replica(layer: BayesianLayer, case: Case, index: int) -> BayesianLayer:
 def own_draw(layer: BayesianLayer, alone: BayesianLayer, drawn: WeightDraws, index: int) -> Sampler:
     """A sampler in which ``alone`` has the weights that replica ``index`` has in ``drawn``."""
 
-    def never() -> Tensor:
+    def never(source: torch.Generator | None) -> Tensor:
         raise LookupError
 
     sampler = WeightDraws()
@@ -91,7 +91,7 @@ def own_draw(layer: BayesianLayer, alone: BayesianLayer, drawn: WeightDraws, ind
             draw = drawn.draw_once(module, never)
         except LookupError:
             continue
-        sampler.draw_once(twin, lambda draw=draw: draw[index])
+        sampler.draw_once(twin, lambda _, draw=draw: draw[index])
     return sampler
 
 

@@ -83,15 +83,17 @@ class TestOneOutputMeanFieldLinear(LayerSuite):
 
 
 class TestWHVIConv1d(LayerSuite):
-    case = Case(partial(WHVIConv1d, 4, 6, 3, padding=1, groups=2), (4, 6), (6, 6))
+    case = Case(partial(WHVIConv1d, 4, 6, 3, padding=1, groups=2), (4, 6), (6, 6), is_bitwise=False)
 
 
 class TestWHVIConv2d(LayerSuite):
-    case = Case(partial(WHVIConv2d, 2, 3, (2, 3), stride=2), (2, 4, 5), (3, 2, 2))
+    case = Case(partial(WHVIConv2d, 2, 3, (2, 3), stride=2), (2, 4, 5), (3, 2, 2), is_bitwise=False)
 
 
 class TestWHVIConv3d(LayerSuite):
-    case = Case(partial(WHVIConv3d, 2, 3, 2, posterior="full"), (2, 3, 2, 3), (3, 2, 1, 2))
+    case = Case(
+        partial(WHVIConv3d, 2, 3, 2, posterior="full"), (2, 3, 2, 3), (3, 2, 1, 2), is_bitwise=False
+    )
 
 
 class TestRandomBiasWHVIConv2d(LayerSuite):
@@ -109,11 +111,15 @@ class TestMeanFieldConv1d(LayerSuite):
 
 
 class TestMeanFieldConv2d(LayerSuite):
-    case = Case(partial(MeanFieldConv2d, 2, 3, (2, 3), stride=2), (2, 4, 5), (3, 2, 2))
+    case = Case(
+        partial(MeanFieldConv2d, 2, 3, (2, 3), stride=2), (2, 4, 5), (3, 2, 2), is_bitwise=False
+    )
 
 
 class TestMeanFieldConv3d(LayerSuite):
-    case = Case(partial(MeanFieldConv3d, 2, 3, 2, bias=False), (2, 3, 2, 3), (3, 2, 1, 2))
+    case = Case(
+        partial(MeanFieldConv3d, 2, 3, 2, bias=False), (2, 3, 2, 3), (3, 2, 1, 2), is_bitwise=False
+    )
 
 
 class TestMCDropout(LayerSuite):

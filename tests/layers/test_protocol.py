@@ -7,9 +7,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
+from torch.optim.swa_utils import AveragedModel
 
 from tests.conformance.layer_suite import DTYPE, normal, run, scramble
-from whvi.layers import MCDropout, MeanFieldLinear, WHVIConv2d, WHVILinear, kl
+from whvi.layers import MCDropout, MeanFieldLinear, WHVIConv2d, WHVILinear, kl, parameter_groups
 from whvi.priors import LearnedPrior
 from whvi.sampling import LocalReparameterization, MeanWeights, WeightDraws
 
@@ -101,3 +102,74 @@ def test_a_shared_prior_gets_the_gradient_of_every_layer() -> None:
     (both,) = torch.autograd.grad(kl(nn.Sequential(first, second)), target)
     parts = [torch.autograd.grad(layer.kl(), target)[0] for layer in (first, second)]
     torch.testing.assert_close(both, sum(parts), rtol=1e-13, atol=1e-13)
+
+
+# --- copies that do not run ----------------------------------------------------------------------
+
+
+class ModulesToSaveWrapper(nn.Module):
+    """What peft makes of a module to be trained beside adapters; tests/clients has the real one."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.original_module = module
+        copies = {"one": scramble(WHVILinear(4, 4)), "other": scramble(WHVILinear(4, 4), seed=2)}
+        self.modules_to_save = nn.ModuleDict(copies)
+        self.active_adapters, self.disable_adapters = ["other"], False
+
+
+def test_only_the_active_copy_counts() -> None:
+    wrapper = ModulesToSaveWrapper(scramble(WHVILinear(4, 4), seed=3))
+    model = nn.Sequential(wrapper)
+    assert torch.equal(kl(model), wrapper.modules_to_save["other"].kl())
+    wrapper.disable_adapters = True
+    assert torch.equal(kl(model), wrapper.original_module.kl())
+
+
+def test_an_average_beside_the_model_does_not_count() -> None:
+    net = scramble(nn.Sequential(WHVILinear(4, 4), nn.ReLU(), WHVILinear(4, 2)))
+    both = nn.ModuleDict({"net": net, "average": AveragedModel(net)})
+    assert torch.equal(kl(both), kl(net))
+    assert torch.equal(kl(AveragedModel(net)), kl(net))  # alone it is the model
+
+
+def test_a_posterior_shared_by_layers_counts_once() -> None:
+    one, other = scramble(WHVILinear(4, 4)), WHVILinear(4, 4)
+    other.matrix = one.matrix
+    assert torch.equal(kl(nn.Sequential(one, other)), one.kl())
+
+
+@pytest.mark.filterwarnings("ignore")  # of torch's own compiler
+def test_wrappers_count_once() -> None:
+    net = scramble(nn.Sequential(WHVILinear(4, 4)))
+    both = nn.ModuleDict({"net": net, "compiled": torch.compile(net)})
+    assert torch.equal(kl(both), kl(net))
+
+
+# --- weight decay --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("batch_shape", [(), (3,)])
+def test_decay_is_for_matrices_of_deterministic_layers(batch_shape: tuple[int, ...]) -> None:
+    model = nn.Sequential(
+        nn.Linear(4, 8), nn.LayerNorm(8), WHVILinear(8, 8, batch_shape=batch_shape),
+        MeanFieldLinear(8, 1, batch_shape=batch_shape),
+    )  # fmt: skip
+    model[0].bias.requires_grad_(False)
+    decayed, others = parameter_groups(model, weight_decay=0.1)
+    assert decayed == {"params": [model[0].weight], "weight_decay": 0.1}
+    assert others["weight_decay"] == 0.0
+    assert len(others["params"]) == len(list(model.parameters())) - 2
+    before = [p.detach().clone() for p in model.parameters()]
+    optimizer = torch.optim.AdamW([decayed, others], lr=0.1)
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    for parameter, old in zip(model.parameters(), before, strict=True):
+        assert torch.equal(parameter, old) != (parameter is model[0].weight)
+
+
+def test_usual_recipes_leave_scales_alone() -> None:
+    """ "Decay if dim ≥ 2" and Muon's "matrices only" look at shapes."""
+    for layer in (WHVILinear(8, 8), MeanFieldLinear(8, 8), WHVIConv2d(4, 4, 3)):
+        assert {p.dim() for p in layer.parameters()} == {1}

@@ -30,7 +30,7 @@ class TinyMeanField(BayesianLayer):
         gap = self.batch_shape + (1,) * inner + self.bias.shape[-1:]
         bias = self.bias.reshape(gap)
         if isinstance(sampler, WeightDraws):
-            weight = sampler.draw_once(self, lambda: self._draw(sampler))
+            weight = sampler.draw_once(self, lambda _: self._draw(sampler))
             return x @ weight.mT + bias
         rows = x.reshape(*self.batch_shape, -1, x.shape[-1])
         out = (rows @ self.mean.mT).reshape(*x.shape[:-1], -1)

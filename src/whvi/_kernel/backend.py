@@ -6,6 +6,7 @@ Environment variables, read once at import: ``WHVI_KERNEL=0`` turns the compiled
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Sequence
 from types import ModuleType
@@ -14,6 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 from torch._C import _are_functorch_transforms_active, _is_tracing, _len_torch_dispatch_stack
+from torch._C._functorch import TransformType, get_interpreter_stack
 from torch.autograd import forward_ad
 from torch.compiler import is_compiling
 
@@ -60,6 +62,35 @@ def is_tracing() -> bool:
 def is_transformed() -> bool:
     """Tell whether torch.func or forward-mode differentiation is active: tensors are wrapped."""
     return _are_functorch_transforms_active() or forward_ad._current_level >= 0
+
+
+def is_vmapped() -> bool:
+    """Tell whether ``torch.vmap`` is active."""
+    if is_compiling() or not _are_functorch_transforms_active():
+        return False
+    stack = get_interpreter_stack() or []
+    return any(level.key() == TransformType.Vmap for level in stack)
+
+
+def autocast_dtype(x: Tensor, parameter: Tensor) -> torch.dtype | None:
+    """Return what autocast wants a layer to give for ``x``; ``None`` where it is off.
+
+    As in torch, float64 is left alone.
+    """
+    if not _has_autocast(x) or torch.float64 in (x.dtype, parameter.dtype):
+        return None
+    return torch.get_autocast_dtype(x.device.type)
+
+
+def without_autocast(like: Tensor) -> contextlib.AbstractContextManager[object]:
+    """Return a context in which operations on the device of ``like`` keep their data types."""
+    if not _has_autocast(like):
+        return contextlib.nullcontext()
+    return torch.autocast(like.device.type, enabled=False)
+
+
+def _has_autocast(like: Tensor) -> bool:
+    return not like.is_meta and torch.is_autocast_enabled(like.device.type)
 
 
 def differentiable_gradients(

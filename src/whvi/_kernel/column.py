@@ -57,11 +57,17 @@ def _compose(rows: Tensor, s1: Tensor, c: Tensor, s2: Tensor) -> Tensor:
     return (rows @ weights[..., : rows.shape[-1], None]).squeeze(-1)
 
 
-@lru_cache(maxsize=64)
 def xor_table(size: int, device: torch.device) -> Tensor:
     """Return the ``(D, D)`` table of ``i ^ j``."""
+    return _make_xor_table(size, device) if is_tracing() else _kept_xor_table(size, device)
+
+
+def _make_xor_table(size: int, device: torch.device) -> Tensor:
     index = torch.arange(size, device=device)
     return index.unsqueeze(1) ^ index
+
+
+_kept_xor_table = lru_cache(maxsize=64)(_make_xor_table)
 
 
 def _kernel_takes_all(operands: tuple[Tensor, ...]) -> bool:

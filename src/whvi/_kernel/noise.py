@@ -17,7 +17,7 @@ from whvi._kernel.backend import is_tracing, kernel
 
 def normal_from_seed(
     shape: tuple[int, ...],
-    seed: int,
+    seed: int | Tensor,
     *,
     dtype: torch.dtype = torch.float32,
     device: torch.device | str = "cpu",
@@ -25,9 +25,14 @@ def normal_from_seed(
     """Return the first ``prod(shape)`` standard normals of stream ``seed``.
 
     On the CPU with the compiled kernel the stream is the kernel's, whatever ``dtype``; otherwise
-    it is that of a ``torch.Generator`` with this seed.
+    it is that of a ``torch.Generator`` with this seed. Under torch.compile a seed is a tensor.
     """
     device = torch.device(device)
+    if isinstance(seed, Tensor):  # in a graph of torch.compile
+        if device.type != "cpu":
+            return torch.randn(shape, dtype=dtype, device=device)
+        noise: Tensor = torch.ops.whvi.normal(seed, shape, dtype)
+        return noise
     if kernel is None or device.type != "cpu" or is_tracing():
         # torch's CPU generator looks at the low 32 bits of a seed only: let the others count too
         generator = torch.Generator(device).manual_seed(seed ^ (seed >> 32))

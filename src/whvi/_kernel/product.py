@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch._C import _are_functorch_transforms_active, _is_tracing, _len_torch_dispatch_stack
 from torch.autograd import forward_ad
-from torch.compiler import is_compiling
+from torch.compiler import is_compiling, is_exporting
 
 from whvi._kernel.backend import KERNEL_DTYPES, PLAIN_TYPES, differentiable_gradients, kernel
 from whvi._kernel.layout import BlockPlan, Layout, Shape, Views, views_of
@@ -71,7 +71,7 @@ def noisy_block_linear(
     s2: Tensor,
     bias: Tensor | None,
     plan: BlockPlan,
-    seed: int,
+    seed: int | Tensor,
 ) -> Tensor:
     """Apply the blocks with a fresh ``g ~ N(mean, exp(log_scale)²)`` for every row.
 
@@ -82,9 +82,13 @@ def noisy_block_linear(
     return product((x, s1, mean, s2, log_scale, bias), plan, seed)
 
 
-def product(operands: Given, plan: BlockPlan | None, seed: int = 0) -> Tensor:
+def product(operands: Given, plan: BlockPlan | None, seed: int | Tensor = 0) -> Tensor:
     """Run the map of ``plan`` (whose scale is a logarithm) or, without, the broadcast product."""
     x, s1, g, s2, scale, _ = operands
+    if plan is not None and is_compiling() and _can_be_an_operator(operands):
+        stream = seed if isinstance(seed, Tensor) else None
+        made: Tensor = _TracedProduct.apply(*operands, stream, list(plan))
+        return made
     if can_fuse(operands):
         prepared = prepare(x.shape, s1.shape, g.shape, s2.shape, plan, scale is not None)
         if prepared is not None:
@@ -112,6 +116,17 @@ def _compose(operands: Operands, views: Views, noise: Tensor | None, log_scale: 
     if views.has_blocks:
         y = y.flatten(-2)[..., : views.out[-1]]
     return y if operands.bias is None else y + operands.bias.reshape(views.bias).squeeze(-2)
+
+
+def _can_be_an_operator(operands: Given) -> bool:
+    """Tell whether a graph may call the kernel; what is exported has torch's own operators only."""
+    dtype = operands[0].dtype
+    return (
+        kernel is not None
+        and not is_exporting()
+        and dtype in KERNEL_DTYPES
+        and all(t is None or (t.dtype == dtype and t.device.type == "cpu") for t in operands)
+    )
 
 
 def can_fuse(operands: Given) -> bool:
@@ -165,6 +180,14 @@ def prepare(
     return None if layout is None else PreparedProduct(layout, log_scale=plan is not None and noisy)
 
 
+def prepare_operands(operands: Given, plan: BlockPlan | None) -> PreparedProduct:
+    """Prepare the call of a layer, which always fits into the loops of the kernel."""
+    x, s1, g, s2, scale, _ = operands
+    found = prepare(x.shape, s1.shape, g.shape, s2.shape, plan, scale is not None)
+    assert found is not None
+    return found
+
+
 def _node(prepared: PreparedProduct) -> Any:
     """Make the autograd node of a prepared product: to hand it over at every call costs more."""
 
@@ -186,6 +209,27 @@ def _node(prepared: PreparedProduct) -> Any:
 
     # Function.apply without its search for torch.func wrappers: can_fuse has excluded them
     return super(torch.autograd.Function, StructuredProduct).apply
+
+
+class _TracedProduct(torch.autograd.Function):
+    """The product of operands, seed and plan, for a graph of torch.compile.
+
+    A formula registered with the operator would do, and cost every call a walk through Python.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, *given: Any) -> Tensor:
+        *tensors, plan = given
+        ctx.save_for_backward(*tensors)
+        ctx.plan = plan
+        y: Tensor = torch.ops.whvi.product(*tensors, plan)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
+        tensors, needs = ctx.saved_tensors, ctx.needs_input_grad[: len(Operands._fields)]
+        found = torch.ops.whvi.product_backward(grads[0], *tensors, ctx.plan, needs[0])
+        return (*(g if need else None for g, need in zip(found, needs, strict=True)), None, None)
 
 
 def product_forward(

@@ -10,7 +10,7 @@ from whvi.layers.conv import (
 )
 from whvi.layers.dropout import MCDropout
 from whvi.layers.linear import MeanFieldLinear, WHVILinear
-from whvi.layers.protocol import BayesianLayer, kl
+from whvi.layers.protocol import BayesianLayer, kl, parameter_groups
 from whvi.layers.summary import Summary, summary
 
 __all__ = [
@@ -26,5 +26,6 @@ __all__ = [
     "WHVIConv3d",
     "WHVILinear",
     "kl",
+    "parameter_groups",
     "summary",
 ]

@@ -3,12 +3,17 @@ r"""Convolutions of any dimension with a random kernel: a linear map on unfolded
 The kernel ``(out_channels, in_channels / groups, *kernel_size)`` is, for each group, a matrix
 ``(out_channels / groups) × (in_channels / groups · Π kernel_size)`` that multiplies the patches of
 the padded input: the same random matrix as in a linear layer (section 2 of the paper). Groups are
-replicas of that matrix. Local reparameterization draws a matrix for every patch.
+replicas of that matrix.
+
+A kernel is small and used at every position, so a weight draw forms it and convolves. Local
+reparameterization draws a matrix for every patch; with independent weights (Kingma et al., 2015)
+that is ``y = M * x + (V * x²)^{1/2} ε``, two convolutions.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import final
 
 import torch
@@ -23,6 +28,12 @@ from whvi.layers.structured import StructuredMatrix
 from whvi.layers.window import Sizes, Window, make_window
 from whvi.posteriors import PosteriorFactory
 from whvi.priors import Prior, PriorFactory
+from whvi.sampling import (
+    LocalReparameterization,
+    check_draws_axis,
+    current_sampler,
+    insert_inner_axes,
+)
 
 
 class RandomConv(RandomAffine):
@@ -52,6 +63,44 @@ class RandomConv(RandomAffine):
     def weight_shape(self) -> tuple[int, ...]:
         """``(out_channels, in_channels / groups, *kernel_size)``."""
         return (self.out_channels, self.in_channels // self.groups, *self.window.kernel_size)
+
+    def _map(self, x: Tensor) -> Tensor:
+        """See :meth:`RandomAffine.forward`; a draw for all rows is a dense kernel."""
+        sampler = current_sampler()
+        if isinstance(sampler, LocalReparameterization):
+            return self._local(x, sampler)
+        self._check(x)
+        check_draws_axis(x, sampler, len(self.batch_shape), 1 + self.num_axes)
+        bias: Tensor | None = self._parameters["bias"]
+        if self.bias_posterior is not None:
+            bias = sampler.value(self.bias_posterior)
+        return self._convolve(x, self._shaped(self.matrix.drawn(sampler)), bias)
+
+    def _local(self, x: Tensor, sampler: LocalReparameterization) -> Tensor:
+        """Draw a matrix for every patch."""
+        return super()._map(x)
+
+    def _convolve(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """Convolve with ``weight (*own, *weight_shape)``, ``own`` the first axes of ``x``."""
+        axes, own = 1 + self.num_axes, weight.shape[: -2 - self.num_axes]
+        inner, image = x.shape[len(own) : -axes], x.shape[-axes:]
+        if math.prod(own) == 1:
+            flat = None if bias is None else bias.reshape(-1)
+            rows = x.reshape(math.prod(inner), *image)
+            y = self._slide(rows, weight.reshape(self.weight_shape), flat)
+        else:
+            rows = x.reshape(math.prod(own), math.prod(inner), *image)
+            biases: Sequence[Tensor | None] = [None] * len(rows)
+            if bias is not None:
+                batch_ndim = len(self.batch_shape)
+                over = insert_inner_axes(bias, batch_ndim, len(own) - batch_ndim)
+                biases = over.expand(*own, -1).reshape(len(rows), -1).unbind()
+            weights = weight.reshape(len(rows), *self.weight_shape).unbind()
+            y = torch.stack([*map(self._slide, rows.unbind(), weights, biases)])
+        return y.reshape(*x.shape[:-axes], *y.shape[-axes:])
+
+    def _slide(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        return self.window.convolve(x, weight, bias, self.groups)
 
     def _rows(self, x: Tensor) -> Tensor:
         """Unfold ``x`` to patches ``(*batch_shape, [groups,] *inner, *positions, patch)``."""
@@ -173,6 +222,23 @@ class MeanFieldConv(RandomConv):
             *sizes, prior=prior, batch_shape=replicas, device=device, dtype=dtype
         )
         super().__init__(matrix, window, groups, bias, bias_posterior)
+
+    def _local(self, x: Tensor, sampler: LocalReparameterization) -> Tensor:
+        """Return ``M * x + b + (V * x²)^{1/2} ε`` with one normal per output."""
+        self._check(x)
+        posterior, bias = self.matrix.posterior, self._parameters["bias"]
+        mean = self._convolve(x, self._shaped(self.matrix.dense(posterior.loc)), bias)
+        variance = self._convolve(x * x, self._shaped(self.matrix.dense(posterior.variance)), None)
+        inner = (
+            *x.shape[len(self.batch_shape) : -1 - self.num_axes],
+            *mean.shape[-self.num_axes :],
+        )
+        if self.bias_posterior is not None:
+            mean = mean + self._over(x, sampler.value(self.bias_posterior, inner))
+        shape = (*self.matrix.batch_shape, *inner, self.matrix.out_features)
+        noise = sampler.noise(shape, x)
+        tiny = math.sqrt(torch.finfo(x.dtype).tiny)  # so far from zero that its gradient is finite
+        return torch.addcmul(mean, variance.clamp_min(tiny).sqrt(), self._output(noise))
 
 
 @final

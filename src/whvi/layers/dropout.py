@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import final
+from typing import cast, final
 
 import torch
 from torch import Tensor
+from torch.compiler import is_compiling
 
+from whvi._kernel import traced
 from whvi.errors import ConfigError, ShapeError
-from whvi.layers.protocol import BayesianLayer
+from whvi.layers.protocol import BayesianLayer, as_fx_leaf
 from whvi.sampling import (
     LocalReparameterization,
     MeanWeights,
@@ -57,6 +59,8 @@ class MCDropout(BayesianLayer):
 
     def forward(self, x: Tensor) -> Tensor:
         """Mask the last dimension of ``(*batch_shape, *inner, features)``."""
+        if (leaf := as_fx_leaf(self, x)) is not None:
+            return cast(Tensor, leaf)
         axes = len(self.batch_shape)
         if x.dim() <= axes or tuple(x.shape[:axes]) != self.batch_shape:
             raise ShapeError(
@@ -70,7 +74,7 @@ class MCDropout(BayesianLayer):
             return x * self._mask(x, tuple(x.shape), sampler.generator)
         check_draws_axis(x, sampler, axes)
         shape = (*self.batch_shape, *sampler.sample_shape, x.shape[-1])
-        mask = sampler.draw_once(self, lambda: self._mask(x, shape, sampler.generator))
+        mask = sampler.draw_once(self, lambda source: self._mask(x, shape, source))
         return x * insert_inner_axes(mask, axes, x.dim() - axes - 1)
 
     def kl(self) -> Tensor:
@@ -85,9 +89,17 @@ class MCDropout(BayesianLayer):
         self, like: Tensor, shape: tuple[int, ...], generator: torch.Generator | None
     ) -> Tensor:
         # kept if a word of 31 random bits is at least p 2³¹: twice as fast as bernoulli_
-        words = torch.empty(shape, dtype=torch.int32, device=like.device)
+        words = _words(shape, like.device, generator)
         least, keep = self._least_kept, self._keep.to(like)
         if keep.dim():
             axes = (*self.batch_shape, *(1,) * (len(shape) - len(self.batch_shape)))
             least, keep = least.view(axes), keep.view(axes)
-        return (words.random_(generator=generator) >= least).to(like.dtype).div_(keep)
+        return (words >= least).to(like.dtype).div_(keep)
+
+
+def _words(
+    shape: tuple[int, ...], device: torch.device, generator: torch.Generator | None
+) -> Tensor:
+    if is_compiling() and generator is None and device.type == "cpu":
+        return traced.words(shape)
+    return torch.empty(shape, dtype=torch.int32, device=device).random_(generator=generator)

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import Any, final
+from typing import Any, cast, final
 
 import torch
 from torch import Tensor, nn
 
 from whvi._checks import check_dtype, check_last_dim
+from whvi._kernel.backend import autocast_dtype, without_autocast
 from whvi.errors import ShapeError
 from whvi.layers.deferred import deferred
 from whvi.layers.matrix import DenseGaussianMatrix, OutputMoments, RandomMatrix, WeightMoments
-from whvi.layers.protocol import BayesianLayer
+from whvi.layers.protocol import BayesianLayer, as_fx_leaf
 from whvi.layers.random_scales import RandomScalesMatrix, structured_matrix
 from whvi.layers.structured import StructuredMatrix
 from whvi.posteriors import Posterior, PosteriorFactory, make_posterior
@@ -76,8 +77,20 @@ class RandomAffine(BayesianLayer):
 
         A linear layer has no spatial axes. Weights are drawn as
         :func:`whvi.sampling.current_sampler` says: one draw for the whole call unless a
-        :func:`whvi.sampling.sampling` block says otherwise.
+        :func:`whvi.sampling.sampling` block says otherwise. Under ``torch.autocast`` the output
+        has its data type, as that of torch's layer; inside, parameters keep theirs.
         """
+        if (leaf := as_fx_leaf(self, x)) is not None:
+            return cast(Tensor, leaf)
+        loc = self.matrix.posterior.loc
+        lower = autocast_dtype(x, loc)
+        if lower is None:
+            return self._map(x)
+        with without_autocast(x):
+            return self._map(x.to(loc.dtype)).to(lower)
+
+    def _map(self, x: Tensor) -> Tensor:
+        """Do what :meth:`forward` says, outside autocast."""
         self._check(x)
         sampler = current_sampler()
         check_draws_axis(x, sampler, len(self.batch_shape), 1 + self.num_axes)
@@ -148,14 +161,16 @@ class RandomAffine(BayesianLayer):
         """
         sampler = current_sampler()
         shape = (*self.batch_shape, *sampler.sample_shape, *self.weight_shape)
+        return deferred(
+            lambda: self._shaped(self.matrix.drawn(sampler)), shape, self.matrix.posterior.loc
+        )
 
-        def form() -> Tensor:
-            matrices = self.matrix.drawn(sampler)
-            if self.groups > 1:  # draws stand between groups and outputs
-                matrices = matrices.movedim(len(self.batch_shape), -3)
-            return matrices.reshape(shape)
-
-        return deferred(form, shape, self.matrix.posterior.loc)
+    def _shaped(self, matrices: Tensor) -> Tensor:
+        """Return ``(*batch_shape, *some, *weight_shape)`` for the dense forms of the matrix."""
+        if self.groups > 1:  # draws stand between groups and outputs
+            matrices = matrices.movedim(len(self.batch_shape), -3)
+        leading = matrices.shape[: matrices.dim() - (2 if self.groups == 1 else 3)]
+        return matrices.reshape(*leading, *self.weight_shape)
 
     @property
     def bias(self) -> Tensor | None:
@@ -199,6 +214,10 @@ class RandomAffine(BayesianLayer):
 
     def kl(self) -> Tensor:
         """Return the KL of weights and (if random) bias in nats, shape ``batch_shape``."""
+        with without_autocast(self.matrix.posterior.loc):
+            return self._kl()
+
+    def _kl(self) -> Tensor:
         if self.groups == 1:
             return sum_of_kls(self._pairs())
         kl = sum_of_kls(self.matrix.kl_pairs()).sum(-1)

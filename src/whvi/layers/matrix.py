@@ -16,7 +16,6 @@ from torch import Tensor, nn
 
 from whvi._checks import check_positive_int
 from whvi._kernel.dense import local_linear
-from whvi._kernel.noise import normal_from_seed
 from whvi.posteriors import DiagonalGaussian, Posterior
 from whvi.posteriors.base import samples_first
 from whvi.priors import Prior, PriorFactory, make_prior
@@ -145,8 +144,7 @@ class DenseGaussianMatrix(RandomMatrix):
         """See :meth:`RandomMatrix.multiply`."""
         posterior = self.posterior
         if isinstance(sampler, LocalReparameterization):
-            shape = (*x.shape[:-1], self.out_features)
-            noise = normal_from_seed(shape, sampler.next_seed(), dtype=x.dtype, device=x.device)
+            noise = sampler.noise((*x.shape[:-1], self.out_features), x)
             return local_linear(x, posterior.loc, posterior.log_scale, bias, noise)
         y = self._multiply_by(self.dense(sampler.value(posterior)), x)
         batch_ndim = len(self.batch_shape)

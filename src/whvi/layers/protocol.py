@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from functools import reduce
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.fx import Proxy
+from torch.optim.swa_utils import AveragedModel
 
+from whvi._kernel.backend import without_autocast
 from whvi.posteriors import Posterior
 from whvi.posteriors.base import sum_of_kls
 from whvi.priors import Prior
@@ -35,10 +39,22 @@ class BayesianLayer(nn.Module, ABC):
         return None
 
 
+def as_fx_leaf(layer: nn.Module, x: Any) -> Any:
+    """Return the call of ``layer`` that ``torch.fx.symbolic_trace`` records; ``None`` elsewhere.
+
+    It knows no numbers, so it cannot look inside: a layer is a leaf, as those of torch are.
+    """
+    if not isinstance(x, Proxy):
+        return None
+    return x.tracer.create_proxy("call_module", x.tracer.path_of_module(layer), (x,), {})
+
+
 def bayesian_layers(model: nn.Module) -> list[BayesianLayer]:
     """Return the Bayesian layers of ``model`` in order; a shared one is listed once.
 
-    What is inside a Bayesian layer belongs to it and is not looked at.
+    What is inside a Bayesian layer belongs to it and is not looked at. Copies that do not run are
+    left out: an average of weights beside the model, and all but the active one of peft's
+    ``modules_to_save``.
     """
     found: dict[nn.Module, None] = {}
     waiting = [model]
@@ -46,9 +62,43 @@ def bayesian_layers(model: nn.Module) -> list[BayesianLayer]:
         module = waiting.pop()
         if isinstance(module, BayesianLayer):
             found[module] = None
-        else:
-            waiting.extend(child for child in reversed(module._modules.values()) if child)
+        elif module is model or not isinstance(module, AveragedModel):
+            waiting.extend(reversed(_active_children(module)))
     return list(found)  # type: ignore[arg-type]  # only Bayesian layers are put there
+
+
+def _active_children(module: nn.Module) -> list[nn.Module]:
+    """Return the children that ``module`` runs; peft's wrapper keeps an original and copies."""
+    children = module._modules
+    copies = children.get("modules_to_save")
+    if not isinstance(copies, nn.ModuleDict) or "original_module" not in children:
+        return [child for child in children.values() if child is not None]
+    wrapper: Any = module
+    active = [copies[name] for name in wrapper.active_adapters if name in copies]
+    return [wrapper.original_module] if wrapper.disable_adapters or not active else active
+
+
+def parameter_groups(model: nn.Module, *, weight_decay: float) -> list[dict[str, Any]]:
+    """Split the parameters of ``model`` for an optimizer that decays weights.
+
+    Only matrices of deterministic layers are decayed, ``p.dim() >= 2`` as usual. Parameters of
+    Bayesian layers are not: their prior is in the KL, and decay would pull ``log_scale`` towards a
+    standard deviation of 1 and ``s1``, ``s2`` towards zero.
+
+    Args:
+        model: Any module; parameters that do not require a gradient are left out.
+        weight_decay: For the first group; the second has none.
+
+    Returns:
+        Two groups, such as ``torch.optim.AdamW`` takes.
+    """
+    bayesian = {p for layer in bayesian_layers(model) for p in layer.parameters()}
+    groups: tuple[list[nn.Parameter], list[nn.Parameter]] = ([], [])
+    for p in model.parameters():
+        if p.requires_grad:
+            groups[p.dim() < 2 or p in bayesian].append(p)
+    decays = (weight_decay, 0.0)
+    return [{"params": ps, "weight_decay": d} for ps, d in zip(groups, decays, strict=True)]
 
 
 def kl(model: nn.Module) -> Tensor:
@@ -88,12 +138,13 @@ class ModelKL:
             terms = layer.kl_terms()
             if terms is None:
                 self._others.append(layer)
-            else:
-                self._pairs += terms
+            else:  # a posterior shared by layers is one set of weights
+                self._pairs += [pair for pair in terms if pair not in self._pairs]
 
     def __call__(self) -> Tensor:
         """Return the sum in nats, shape ``batch_shape``."""
         terms = [layer.kl() for layer in self._others]
         if self._pairs:
-            terms.append(sum_of_kls(self._pairs))
+            with without_autocast(self._pairs[0][0].loc):
+                terms.append(sum_of_kls(self._pairs))
         return reduce(torch.add, terms) if terms else torch.zeros(())

@@ -14,11 +14,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from whvi._kernel.backend import is_vmapped
 from whvi._kernel.column import SMALLEST_BLOCK, column_linear
 from whvi._kernel.layout import BlockPlan
 from whvi._kernel.product import block_linear, noisy_block_linear
 from whvi.errors import ShapeError
-from whvi.functional import column_features, dense_matrix
+from whvi.functional import column_features, dense_matrix, structured_product
 from whvi.layers.matrix import OutputMoments, RandomMatrix, WeightMoments
 from whvi.posteriors import DiagonalGaussian, Posterior, PosteriorFactory, make_posterior
 from whvi.priors import Prior, PriorFactory, make_prior
@@ -82,6 +83,7 @@ class StructuredMatrix(RandomMatrix):
             isinstance(sampler, LocalReparameterization)
             and isinstance(posterior, DiagonalGaussian)
             and not plan.is_column
+            and not is_vmapped()
         ):
             moments, seed = (posterior.loc, posterior.log_scale), sampler.next_seed()
             return noisy_block_linear(x, self.s1, moments, self.s2, bias, plan, seed)
@@ -110,12 +112,18 @@ class StructuredMatrix(RandomMatrix):
         return blocks
 
     def dense(self, draw: Tensor) -> Tensor:
-        """See :meth:`RandomMatrix.dense`."""
+        """See :meth:`RandomMatrix.dense`; row ``i`` of a block is ``s2 * H(g * H(s1 * e_i))``."""
         g = self._blocks(draw)
         batch_ndim = len(self.batch_shape)
         axes = (batch_ndim, g.dim() - batch_ndim - 2, 2)
         s1, s2 = (insert_inner_axes(self._blocks(v), *axes) for v in (self.s1, self.s2))
-        return trim_blocks(dense_matrix(s1, g, s2), self.plan)
+        if self.plan.is_column:
+            return trim_blocks(dense_matrix(s1, g, s2), self.plan)
+        num_rows = min(self.out_features, self.plan.block_size)
+        unit = torch.eye(num_rows, self.plan.block_size, dtype=g.dtype, device=g.device)
+        s1, g, s2 = (v.unsqueeze(-2) for v in (s1, g, s2))
+        rows = structured_product(unit, s2, g, s1).flatten(-3, -2)  # (..., K·num_rows, D)
+        return rows[..., : self.out_features, : self.in_features]
 
     def _column_features(self, x: Tensor) -> Tensor:
         """``ψ(x)`` with ``x · vec(W) = ψ(x) · g``, for one output."""

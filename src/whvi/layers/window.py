@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor
 from torch.nn import functional
@@ -11,6 +11,7 @@ from torch.nn import functional
 from whvi.errors import ConfigError
 
 Sizes = int | Sequence[int]
+_CONVOLUTIONS: tuple[Any, ...] = (functional.conv1d, functional.conv2d, functional.conv3d)
 _PADDING_MODES = ("circular", "reflect", "replicate", "zeros")
 
 
@@ -37,6 +38,14 @@ class Window(NamedTuple):
             x = x.unfold(2 + axis, reach, stride)[..., ::dilation]
         n = len(self.kernel_size)
         return x.movedim(1, 1 + n).flatten(2 + n)
+
+    def convolve(self, x: Tensor, weight: Tensor, bias: Tensor | None, groups: int) -> Tensor:
+        """Slide ``weight (out, in / groups, *kernel_size)`` over ``x (M, in, *spatial)``."""
+        convolution = _CONVOLUTIONS[len(self.kernel_size) - 1]
+        padding = [before for before, _ in self.padding]
+        if self.padding_mode != "zeros" or any(one != other for one, other in self.padding):
+            x, padding = self._pad(x), [0] * len(padding)
+        return convolution(x, weight, bias, self.stride, padding, self.dilation, groups)
 
     def _pad(self, x: Tensor) -> Tensor:
         if not any(map(sum, self.padding)):

@@ -12,6 +12,8 @@ from whvi._checks import check_finite, check_positive_int
 from whvi.errors import DataError, ShapeError
 from whvi.predictive import Predictive, align_targets
 
+Gradient = Tensor | None
+
 
 class Likelihood(nn.Module, ABC):
     r"""A conditional density :math:`p(y \mid f)` of targets given function values.
@@ -59,6 +61,26 @@ class Likelihood(nn.Module, ABC):
         Returns:
             Shape ``(*batch_shape, S, N)``.
         """
+
+    def vjp(self, f: Tensor, y: Tensor) -> tuple[Tensor, Callable[[Tensor], list[Gradient]]]:
+        """Return :meth:`log_prob` without a graph, and what turns its gradient into others.
+
+        These are the gradients of ``f`` and, in order, of the parameters; ``None`` for one that
+        does not require it or does not matter. As ``torch.func.vjp``, with less around it.
+        """
+        with torch.enable_grad():
+            f = f.detach().requires_grad_()
+            wanted = [p for p in self.parameters() if p.requires_grad]
+            log_prob = self.log_prob(f, y)
+
+        def vjp(grad: Tensor) -> list[Gradient]:
+            found = torch.autograd.grad(
+                log_prob, [f, *wanted], grad, allow_unused=True, retain_graph=True
+            )
+            by_parameter = dict(zip(wanted, found[1:], strict=True))
+            return [found[0], *(by_parameter.get(p) for p in self.parameters())]
+
+        return log_prob.detach(), vjp
 
     @abstractmethod
     def predictive(self, f: Tensor) -> Predictive:

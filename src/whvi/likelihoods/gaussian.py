@@ -9,6 +9,7 @@ With standardized targets :math:`z = (y - \mu_y) / \sigma_y`,
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any, cast, final
 
 import torch
@@ -16,7 +17,7 @@ from torch import Tensor
 
 from whvi._checks import check_positive
 from whvi._kernel.backend import is_tracing, is_transformed
-from whvi.likelihoods.base import RealLikelihood
+from whvi.likelihoods.base import Gradient, RealLikelihood
 from whvi.predictive import Predictive
 
 _HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
@@ -24,18 +25,18 @@ MIN_NOISE_VARIANCE = 1e-8
 """Added to every noise variance (standardized units): a perfect fit has a finite likelihood."""
 
 
-def gaussian_log_prob(f: Tensor, z: Tensor, variance: Tensor, target_scale: Tensor) -> Tensor:
+def gaussian_log_prob(residual: Tensor, variance: Tensor, target_scale: Tensor) -> Tensor:
     """Return the log density of ``y`` per output, broadcast over all arguments.
 
     Args:
-        f, z: Function values and standardized targets.
+        residual: Function values minus standardized targets.
         variance: Noise variance in standardized units.
         target_scale: ``σ_y``, whose log is the Jacobian of the standardization.
     """
     # Few fused operations: at batch 64 their number matters, not their size.
     log_normalizer = torch.add(target_scale.log(), variance.log(), alpha=0.5)
     peak = torch.rsub(log_normalizer, -_HALF_LOG_2PI)
-    return torch.addcdiv(peak, (f - z).square(), variance, value=-0.5)
+    return torch.addcdiv(peak, residual.square(), variance, value=-0.5)
 
 
 class _LogProb(torch.autograd.Function):
@@ -45,22 +46,32 @@ class _LogProb(torch.autograd.Function):
     def forward(
         ctx: Any, f: Tensor, log_noise_variance: Tensor, z: Tensor, target_scale: Tensor
     ) -> Tensor:
-        ctx.save_for_backward(f, log_noise_variance, z, target_scale)
-        return gaussian_log_prob(f, z, log_noise_variance.exp() + MIN_NOISE_VARIANCE, target_scale)
+        ctx.save_for_backward(f, log_noise_variance, z)
+        return gaussian_log_prob(*_residual(f, log_noise_variance, z)[:2], target_scale)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
-        f, log_noise_variance, z, _ = ctx.saved_tensors
-        noise = log_noise_variance.exp()
-        variance = noise + MIN_NOISE_VARIANCE
-        residual = f - z
-        over_variance = residual / variance
-        grad_f = torch.mul(grads[0], over_variance).neg()
-        grad_noise = None
-        if ctx.needs_input_grad[1]:
-            excess = grads[0] * (over_variance * residual - 1)
-            grad_noise = excess.sum_to_size(noise.shape) * (0.5 * noise / variance)
-        return grad_f, grad_noise, None, None
+        kept = _residual(*ctx.saved_tensors)  # again: gradients of gradients pass through it
+        return *_backward(kept, grads[0], ctx.needs_input_grad[1]), None, None
+
+
+def _residual(f: Tensor, log_noise_variance: Tensor, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return ``f − z``, the variance of the noise and the part of it that is trained."""
+    noise = log_noise_variance.exp()
+    return f - z, noise + MIN_NOISE_VARIANCE, noise
+
+
+def _backward(
+    kept: tuple[Tensor, Tensor, Tensor], grad: Tensor, wants_noise: bool
+) -> tuple[Tensor, Tensor | None]:
+    """Return the gradients of ``f`` and, if wanted, of ``log σ²``."""
+    residual, variance, noise = kept
+    over_variance = residual / variance
+    grad_noise = None
+    if wants_noise:
+        excess = grad * (over_variance * residual - 1)
+        grad_noise = excess.sum_to_size(noise.shape) * (0.5 * noise / variance)
+    return torch.mul(grad, over_variance).neg(), grad_noise
 
 
 @final
@@ -98,10 +109,23 @@ class Gaussian(RealLikelihood):
         log_noise_variance = self._per_row(self.log_noise_variance)
         if is_tracing() or is_transformed() or z.requires_grad:
             variance = log_noise_variance.exp() + MIN_NOISE_VARIANCE
-            return self._over_outputs(gaussian_log_prob(f, z, variance, target_scale))
+            return self._over_outputs(gaussian_log_prob(f - z, variance, target_scale))
         # apply() is not annotated in torch.
         values = cast(Tensor, _LogProb.apply(f, log_noise_variance, z, target_scale))  # type: ignore[no-untyped-call]
         return self._over_outputs(values)
+
+    def vjp(self, f: Tensor, y: Tensor) -> tuple[Tensor, Callable[[Tensor], list[Gradient]]]:
+        """See :meth:`Likelihood.vjp`; by hand."""
+        z, target_scale = self._standardized(f, y)
+        parameter = self.log_noise_variance
+        kept = _residual(f, self._per_row(parameter), z)
+        values = gaussian_log_prob(*kept[:2], target_scale)
+
+        def vjp(grad: Tensor) -> list[Gradient]:
+            to_f, to_noise = _backward(kept, grad.unsqueeze(-1), parameter.requires_grad)
+            return [to_f, None if to_noise is None else to_noise.view_as(parameter)]
+
+        return self._over_outputs(values), vjp
 
     def predictive(self, f: Tensor) -> Predictive:
         loc, target_scale = self._in_units(f)
@@ -154,7 +178,7 @@ class HeteroscedasticGaussian(RealLikelihood):
     def log_prob(self, f: Tensor, y: Tensor) -> Tensor:
         z, target_scale = self._standardized(f, y)
         mean, variance = f[..., : self.num_outputs], self.noise_variance(f)
-        return self._over_outputs(gaussian_log_prob(mean, z, variance, target_scale))
+        return self._over_outputs(gaussian_log_prob(mean - z, variance, target_scale))
 
     def predictive(self, f: Tensor) -> Predictive:
         loc, target_scale = self._in_units(f)

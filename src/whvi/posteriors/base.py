@@ -14,8 +14,10 @@ from functools import reduce
 
 import torch
 from torch import Tensor, nn
+from torch.compiler import is_compiling
 
 from whvi._checks import check_positive
+from whvi._kernel import traced
 from whvi._kernel.kl import KLTerm
 from whvi._kernel.kl import sum_of_kls as sum_of_fused_kls
 from whvi.errors import ConfigError, ShapeError, WhviError
@@ -188,6 +190,8 @@ def standard_normal(
     like: Tensor, shape: Sequence[int], generator: torch.Generator | None
 ) -> Tensor:
     """Draw ``ε ~ N(0, I)`` of ``shape`` with the data type and device of ``like``."""
+    if is_compiling() and generator is None and like.device.type == "cpu":
+        return traced.randn(tuple(shape), like.dtype)
     return torch.randn(tuple(shape), generator=generator, dtype=like.dtype, device=like.device)
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from whvi._kernel.kl import KLTerm
-from whvi.posteriors.base import Device, Posterior, sum_of_kls
+from whvi.posteriors.base import Device, Posterior, standard_normal, sum_of_kls
 from whvi.priors import EmpiricalBayesPrior, FixedPrior, LearnedPrior, Prior
 from whvi.sampling import insert_inner_axes
 
@@ -58,7 +58,7 @@ class DiagonalGaussian(Posterior):
         loc = insert_inner_axes(self.loc, *axes)
         scale = insert_inner_axes(self.log_scale.exp(), *axes)
         shape = (*self.batch_shape, *inner_shape, self.num_entries)
-        noise = torch.randn(shape, generator=generator, dtype=loc.dtype, device=loc.device)
+        noise = standard_normal(loc, shape, generator)
         return torch.addcmul(loc, scale, noise)
 
     def kl_term(self, prior: Prior) -> KLTerm | None:

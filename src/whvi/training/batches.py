@@ -16,7 +16,7 @@ from torch import Tensor
 
 from whvi._checks import check_finite, check_positive_int
 from whvi.errors import ConfigError, DataError, ShapeError
-from whvi.functions import check_rows, row_axis
+from whvi.functions import check_rows, map_tensors, row_axis
 from whvi.training.config import seeded_generator
 from whvi.training.distributed import Ranks
 from whvi.training.state import TrainingState
@@ -125,7 +125,7 @@ class LoaderBatches:
             for x, y in self._loader:
                 seen += 1
                 if seen > skip:
-                    yield x.to(self._device), y.to(self._device)
+                    yield map_tensors(lambda t: t.to(self._device), x), y.to(self._device)
             if seen == 0:
                 raise DataError(
                     f"the data gave no batch in epoch {epoch}; pass a DataLoader or list that "

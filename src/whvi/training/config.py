@@ -43,7 +43,7 @@ class FitConfig:
         record_every: Steps between records of the history, and calls of the callbacks.
         seed: Fixes batch order and noise. Replica ``r`` sees the batches of a fit with
             ``seed + r`` alone.
-        compiled: Run models of the usual kind (see :func:`whvi.training.compiled.compile_model`)
+        compiled: Run models of the usual kind (see :func:`whvi.layers.compiled.compile_model`)
             without a call of their layers, 1.3 times as fast and to rounding the same. ``False``:
             always call the layers. ``History.compiled`` tells which it was.
     """

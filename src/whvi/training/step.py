@@ -10,17 +10,17 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from typing import Any, final
+from typing import final
 
 import torch
 from torch import Tensor
 
 from whvi.elbo import Elbo, elbo_of_values
 from whvi.functions import local_function_values, with_draws
+from whvi.layers.compiled import CompiledModel, compile_model
 from whvi.layers.protocol import ModelKL
 from whvi.likelihoods import Likelihood
 from whvi.sampling import LocalReparameterization, sampling
-from whvi.training.compiled import CompiledModel, compile_model
 from whvi.training.config import kl_weight, learning_rate
 from whvi.training.distributed import average_over_ranks, unmanaged
 from whvi.training.gradients import (
@@ -67,7 +67,12 @@ class Stepper:
         self._state, self._num_data = state, num_data
         self._kl = ModelKL(state.model)
         self._parameters = list(state.parameters.values())
-        self._compiled = compile_model(state.model) if state.config.compiled else None
+        by_kernel = state.config.compiled and not torch.is_autocast_enabled(state.device.type)
+        self._compiled = compile_model(state.model) if by_kernel else None
+        if self._compiled is not None:  # where the gradient of each is among those it gives
+            given = [*self._compiled.parameters, *state.likelihood.parameters()]
+            places = {p: i for i, p in enumerate(given) if p is not None}
+            self._places = [places[p] for p in self._parameters]
         was_compiled = state.history.compiled or state.step == 0
         state.history.compiled = self._compiled is not None and was_compiled
         self.hold = NoiseHold(state.likelihood, state.config.noise_hold_steps)
@@ -130,22 +135,19 @@ class Stepper:
     def _by_kernel(
         self, model: CompiledModel, x: Tensor, y: Tensor, beta: float
     ) -> tuple[Elbo, Gradients]:
-        """The same, with autograd for the likelihood only."""
+        """The same, with autograd for the likelihood at most."""
         state, num_data = self._state, self._num_data
         rows = with_draws(x, state.batch_shape, state.config.num_draws)
         with torch.no_grad():
             f, kl, kept = model.forward(rows, LocalReparameterization(state.generator))
-        log_prob = state.likelihood.log_prob(f.requires_grad_(), y)
-        wanted = [p for p in state.likelihood.parameters() if p.requires_grad]
-        with torch.no_grad():
+            log_prob, vjp = state.likelihood.vjp(f, y)
             size = log_prob.shape[-2] * log_prob.shape[-1]
             per_value, per_nat = _slopes(num_data, size, beta, kl.dtype)
-            slope, to_kl = per_value.expand_as(log_prob), per_nat.expand_as(kl)
-            to_f, *found = torch.autograd.grad(log_prob, [f, *wanted], slope, allow_unused=True)
-            by_parameter: dict[Any, Tensor | None] = dict(zip(wanted, found, strict=True))
-            by_parameter |= zip(model.parameters, model.backward(kept, to_f, to_kl), strict=True)
+            to_f, *to_likelihood = vjp(per_value.expand_as(log_prob))
+            found = [*model.backward(kept, to_f, per_nat.expand_as(kl)), *to_likelihood]
             result = Elbo(num_data * log_prob.mean((-2, -1)), kl, beta)
-        return result, [by_parameter[p] if p.requires_grad else None for p in self._parameters]
+        parameters = zip(self._parameters, self._places, strict=True)
+        return result, [found[i] if p.requires_grad else None for p, i in parameters]
 
     def _averaged(self, result: Elbo, gradients: Gradients, stop: bool) -> tuple[Elbo, bool]:
         """Average over the ranks: the gradients that nobody else averages, and the objective."""

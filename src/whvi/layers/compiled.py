@@ -1,4 +1,4 @@
-r"""A plain network as a list of kernel calls: what ``whvi.fit`` runs in place of the layers.
+r"""A plain network as a list of kernel calls: what ``whvi.fit`` and ``whvi.elbo`` run for layers.
 
 At the paper's sizes (width 128, batch 64) a training step spends more time between operations than
 in them. For an ``nn.Sequential`` of linear layers and activations, :func:`compile_model` makes a
@@ -10,20 +10,23 @@ which call the kernels that the layers call, with the same noise.
 
 Values are those of the layers bit by bit; gradients agree to rounding. A model is compiled only if
 nothing can be missed that way: :func:`why_not_compiled` names what stands against it, such as a
-hook. ``FitConfig(compiled=False)`` always runs the layers.
+hook. ``FitConfig(compiled=False)`` always runs the layers. :func:`compiled_now` is for a
+model that its owner may change at any time.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import pairwise
+from operator import is_
 from typing import Any, cast, final
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as nn_module
 
-from whvi._kernel.backend import backend, kernel_takes
+from whvi._kernel.backend import backend, is_tracing, is_transformed, kernel_takes
 from whvi._kernel.dense import local_backward, local_forward
 from whvi._kernel.kl import add_kl_gradients, kl_forward
 from whvi._kernel.noise import normal_from_seed
@@ -233,3 +236,65 @@ class CompiledModel:
                 into.append((to_parameters[loc], to_parameters[log_scale]))
         add_kl_gradients(grad_kl, self._kl_terms, variances, into[::-1])
         return [g for link in reversed(gradients) for g in link]
+
+
+# ---- for a model that may change between calls ---------------------------------------------------
+
+
+@final
+class _Snapshot:
+    """What a verdict of :func:`why_not_compiled` rests on, to see whether it has changed."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.compiled = compile_model(model)
+        below = list(model.modules())[1:]  # not the model: it must not be kept alive from here
+        self._kinds = [(module, type(module)) for module in below]
+        self._attributes = [(vars(module), dict(vars(module))) for module in (model, *below)]
+        self._members = [
+            (members, list(members.values()))
+            for module in (model, *below)
+            for members in (module._modules, module._parameters)
+        ]
+        self._parameters = [(p, _storage(p)) for p in model.parameters()]
+
+    @property
+    def is_current(self) -> bool:
+        """Whether modules, their attributes and their parameters are those that were seen."""
+        return (
+            all(type(module) is kind for module, kind in self._kinds)
+            and all(now == seen for now, seen in self._attributes)
+            and all(
+                len(now) == len(seen) and all(map(is_, now.values(), seen))
+                for now, seen in self._members
+            )
+            and all(_storage(p) == seen for p, seen in self._parameters)
+            and (self.compiled is None or self.compiled.is_current)
+            and not any(_hooks(nn_module, "_global"))
+        )
+
+
+def _storage(p: Tensor) -> tuple[Any, ...]:
+    return p.dtype, p.shape, p.is_cpu, p.is_contiguous()
+
+
+_SNAPSHOTS: WeakKeyDictionary[nn.Module, _Snapshot] = WeakKeyDictionary()
+
+
+def compiled_now(model: nn.Module) -> CompiledModel | None:
+    """Return :func:`compile_model` of ``model``, made again only if something has changed.
+
+    ``None`` also where something watches single operations, and has to see those of the layers: a
+    trace, a transform, autocast, hooks on saved tensors.
+    """
+    if (
+        type(model) is not nn.Sequential
+        or is_tracing()
+        or is_transformed()
+        or torch.is_autocast_enabled("cpu")
+        or torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
+    ):
+        return None
+    snapshot = _SNAPSHOTS.get(model)
+    if snapshot is None or not snapshot.is_current:
+        snapshot = _SNAPSHOTS[model] = _Snapshot(model)
+    return snapshot.compiled

@@ -12,11 +12,11 @@ import whvi
 from whvi._kernel.backend import kernel
 from whvi.errors import ShapeError
 from whvi.functions import batch_shape_of
+from whvi.layers.compiled import compile_model, why_not_compiled
 from whvi.layers.linear import MeanFieldLinear, WHVILinear
 from whvi.layers.matrix import DenseGaussianMatrix
 from whvi.sampling import LocalReparameterization, sampling
 from whvi.tabular.networks import build_network
-from whvi.training.compiled import compile_model, why_not_compiled
 
 needs_kernel = pytest.mark.skipif(kernel is None, reason="needs the compiled kernel")
 
