@@ -7,6 +7,8 @@ from typing import Any, cast, final
 
 import torch
 from torch import Tensor, nn
+from torch._C import _is_any_autocast_enabled
+from torch.fx import Proxy
 
 from whvi._checks import check_dtype, check_last_dim
 from whvi._kernel.backend import autocast_dtype, without_autocast
@@ -79,11 +81,10 @@ class RandomAffine(BayesianLayer):
         :func:`whvi.sampling.sampling` block says otherwise. Under ``torch.autocast`` the output
         has its data type, as that of torch's layer; inside, parameters keep theirs.
         """
-        if (leaf := as_fx_leaf(self, x)) is not None:
-            return cast(Tensor, leaf)
+        if isinstance(x, Proxy):
+            return cast(Tensor, as_fx_leaf(self, x))
         loc = self.matrix.posterior.loc
-        lower = autocast_dtype(x, loc)
-        if lower is None:
+        if not _is_any_autocast_enabled() or (lower := autocast_dtype(x, loc)) is None:
             return self._map(x)
         with without_autocast(x):
             return self._map(x.to(loc.dtype)).to(lower)
