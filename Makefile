@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 KERNEL_SOURCES := $(wildcard csrc/*.c csrc/*.h)
 TEST_JOBS ?= 2
 
-.PHONY: setup browser demo table1 figure1 figure2 gaps ood test check format bench nightly sanitize clean
+.PHONY: setup browser demo table1 figure1 figure2 gaps ood test clients check format bench nightly sanitize clean
 
 $(STAMP): pyproject.toml setup.py constraints.txt $(KERNEL_SOURCES)
 	test -x $(PY) || $(PYTHON) -m venv $(VENV)
@@ -29,6 +29,11 @@ table1 figure1 figure2 gaps ood: $(STAMP)
 
 test: $(STAMP) browser
 	$(PY) -m pytest -n $(TEST_JOBS)
+
+# packages that layers are used with, at small size; `make test` skips those that are absent
+clients: $(STAMP)
+	$(PY) -m pip install --quiet -c constraints.txt -e ".[clients,dev]"
+	$(PY) -m pytest -n $(TEST_JOBS) tests/clients
 
 check: $(STAMP) browser
 	$(PY) -m ruff format --check .

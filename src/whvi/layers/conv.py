@@ -21,9 +21,9 @@ from torch import Tensor
 
 from whvi._checks import check_dtype, check_positive_int
 from whvi.errors import ConfigError, ShapeError
-from whvi.layers.linear import Device, RandomAffine
+from whvi.layers.linear import Device, RandomAffine, structured_matrix
 from whvi.layers.matrix import DenseGaussianMatrix, RandomMatrix
-from whvi.layers.random_scales import RandomScalesMatrix, structured_matrix
+from whvi.layers.random_scales import RandomScalesMatrix
 from whvi.layers.structured import StructuredMatrix
 from whvi.layers.window import Sizes, Window, make_window
 from whvi.posteriors import PosteriorFactory

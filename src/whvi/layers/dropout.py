@@ -7,6 +7,7 @@ from typing import cast, final
 import torch
 from torch import Tensor
 from torch.compiler import is_compiling
+from torch.fx import Proxy
 
 from whvi._kernel import traced
 from whvi.errors import ConfigError, ShapeError
@@ -59,8 +60,8 @@ class MCDropout(BayesianLayer):
 
     def forward(self, x: Tensor) -> Tensor:
         """Mask the last dimension of ``(*batch_shape, *inner, features)``."""
-        if (leaf := as_fx_leaf(self, x)) is not None:
-            return cast(Tensor, leaf)
+        if isinstance(x, Proxy):
+            return cast(Tensor, as_fx_leaf(self, x))
         axes = len(self.batch_shape)
         if x.dim() <= axes or tuple(x.shape[:axes]) != self.batch_shape:
             raise ShapeError(

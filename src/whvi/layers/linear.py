@@ -7,14 +7,16 @@ from typing import Any, cast, final
 
 import torch
 from torch import Tensor, nn
+from torch._C import _is_any_autocast_enabled
+from torch.fx import Proxy
 
 from whvi._checks import check_dtype, check_last_dim
 from whvi._kernel.backend import autocast_dtype, without_autocast
-from whvi.errors import ShapeError
+from whvi.errors import ConfigError, ShapeError
 from whvi.layers.deferred import deferred
 from whvi.layers.matrix import DenseGaussianMatrix, OutputMoments, RandomMatrix, WeightMoments
 from whvi.layers.protocol import BayesianLayer, as_fx_leaf
-from whvi.layers.random_scales import RandomScalesMatrix, structured_matrix
+from whvi.layers.random_scales import RandomScalesMatrix
 from whvi.layers.structured import StructuredMatrix
 from whvi.posteriors import Posterior, PosteriorFactory, make_posterior
 from whvi.posteriors.base import sum_of_kls
@@ -80,11 +82,10 @@ class RandomAffine(BayesianLayer):
         :func:`whvi.sampling.sampling` block says otherwise. Under ``torch.autocast`` the output
         has its data type, as that of torch's layer; inside, parameters keep theirs.
         """
-        if (leaf := as_fx_leaf(self, x)) is not None:
-            return cast(Tensor, leaf)
+        if isinstance(x, Proxy):
+            return cast(Tensor, as_fx_leaf(self, x))
         loc = self.matrix.posterior.loc
-        lower = autocast_dtype(x, loc)
-        if lower is None:
+        if not _is_any_autocast_enabled() or (lower := autocast_dtype(x, loc)) is None:
             return self._map(x)
         with without_autocast(x):
             return self._map(x.to(loc.dtype)).to(lower)
@@ -263,6 +264,17 @@ class RandomLinear(RandomAffine):
         shown = f"in_features={self.in_features}, out_features={self.out_features}"
         shown += f", bias={self.has_bias}"
         return shown + (f", batch_shape={self.batch_shape}" if self.batch_shape else "")
+
+
+def structured_matrix(
+    scales: str, in_features: int, out_features: int, **options: Any
+) -> StructuredMatrix | RandomScalesMatrix:
+    """Make the matrix of a layer whose scales are ``"optimised"`` or ``"gaussian"``."""
+    if scales == "gaussian":
+        return RandomScalesMatrix(in_features, out_features, **options)
+    if scales != "optimised":
+        raise ConfigError(f"scales must be 'optimised' or 'gaussian', got {scales!r}")
+    return StructuredMatrix(in_features, out_features, **options)
 
 
 @final

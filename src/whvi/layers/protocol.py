@@ -39,13 +39,11 @@ class BayesianLayer(nn.Module, ABC):
         return None
 
 
-def as_fx_leaf(layer: nn.Module, x: Any) -> Any:
-    """Return the call of ``layer`` that ``torch.fx.symbolic_trace`` records; ``None`` elsewhere.
+def as_fx_leaf(layer: nn.Module, x: Proxy) -> Proxy:
+    """Return the call of ``layer`` that ``torch.fx.symbolic_trace`` records.
 
     It knows no numbers, so it cannot look inside: a layer is a leaf, as those of torch are.
     """
-    if not isinstance(x, Proxy):
-        return None
     return x.tracer.create_proxy("call_module", x.tracer.path_of_module(layer), (x,), {})
 
 

@@ -10,7 +10,7 @@ and mean and variance of ``W x`` have closed forms.
 from __future__ import annotations
 
 import math
-from typing import Any, final
+from typing import final
 
 import torch
 from torch import Tensor
@@ -18,12 +18,10 @@ from torch.nn import functional
 
 from whvi._kernel.layout import BlockPlan
 from whvi._kernel.product import block_linear
-from whvi.errors import ConfigError
 from whvi.functional import dense_matrix, structured_product
 from whvi.layers.matrix import OutputMoments, RandomMatrix, WeightMoments
 from whvi.layers.structured import (
     POSTERIOR_SCALE,
-    StructuredMatrix,
     check_num_weights,
     product_variance,
     reset_vectors,
@@ -237,14 +235,3 @@ def _second_moment(q: Posterior, index: Tensor) -> Tensor:
 def _dyadic_convolution(a: Tensor, q: Tensor) -> Tensor:
     """Return ``Σ_j a[j] q[i ^ j]``, which is ``√D H(H a · H q)``."""
     return fwht(fwht(a) * fwht(q)) * math.sqrt(a.shape[-1])
-
-
-def structured_matrix(
-    scales: str, in_features: int, out_features: int, **options: Any
-) -> StructuredMatrix | RandomScalesMatrix:
-    """Make the matrix of a layer whose scales are ``"optimised"`` or ``"gaussian"``."""
-    if scales == "gaussian":
-        return RandomScalesMatrix(in_features, out_features, **options)
-    if scales != "optimised":
-        raise ConfigError(f"scales must be 'optimised' or 'gaussian', got {scales!r}")
-    return StructuredMatrix(in_features, out_features, **options)

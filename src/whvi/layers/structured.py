@@ -12,6 +12,7 @@ from typing import final
 
 import torch
 from torch import Tensor, nn
+from torch._C import _are_functorch_transforms_active
 from torch.nn import functional
 
 from whvi._kernel.backend import is_vmapped
@@ -83,7 +84,7 @@ class StructuredMatrix(RandomMatrix):
             isinstance(sampler, LocalReparameterization)
             and isinstance(posterior, DiagonalGaussian)
             and not plan.is_column
-            and not is_vmapped()
+            and not (_are_functorch_transforms_active() and is_vmapped())
         ):
             moments, seed = (posterior.loc, posterior.log_scale), sampler.next_seed()
             return noisy_block_linear(x, self.s1, moments, self.s2, bias, plan, seed)

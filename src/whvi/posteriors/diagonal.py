@@ -11,6 +11,7 @@ from typing import final
 
 import torch
 from torch import Tensor
+from torch.compiler import is_compiling
 
 from whvi._kernel.kl import KLTerm
 from whvi.posteriors.base import Device, Posterior, standard_normal, sum_of_kls
@@ -58,7 +59,10 @@ class DiagonalGaussian(Posterior):
         loc = insert_inner_axes(self.loc, *axes)
         scale = insert_inner_axes(self.log_scale.exp(), *axes)
         shape = (*self.batch_shape, *inner_shape, self.num_entries)
-        noise = standard_normal(loc, shape, generator)
+        if is_compiling():
+            noise = standard_normal(loc, shape, generator)
+        else:  # the same, without the call
+            noise = torch.randn(shape, generator=generator, dtype=loc.dtype, device=loc.device)
         return torch.addcmul(loc, scale, noise)
 
     def kl_term(self, prior: Prior) -> KLTerm | None:
