@@ -75,6 +75,19 @@ def mixture(models: Sequence[nn.Module], data: tuple[Tensor, Tensor], seed: int)
     return predict
 
 
+def last_layer_linearized(
+    models: Sequence[nn.Module], data: tuple[Tensor, Tensor], seed: int
+) -> Predict:
+    """Linearise the last layer by :func:`whvi.linearize`; draws of the logits are the mixture."""
+    posterior = whvi.linearize(models[0], Categorical(NUM_CLASSES), data, form="last_layer")
+
+    def predict(x: Tensor) -> Predictive:
+        generator = seeded_generator("predict", seed)
+        return posterior.predictive(x, num_draws=NUM_DRAWS, generator=generator)
+
+    return predict
+
+
 def last_layer_laplace(
     models: Sequence[nn.Module], data: tuple[Tensor, Tensor], seed: int
 ) -> Predict:
@@ -110,11 +123,13 @@ def _grid(**choices: Sequence[float]) -> tuple[Settings, ...]:
     )
 
 
+_STRUCTURED = _grid(lr=(5e-3, 1e-2), beta=(1.0, 0.1))
 _PLAIN = _grid(lr=(5e-4, 1e-3, 2e-3, 4e-3))
 METHODS: dict[str, ImageMethod] = {
     method.name: method
     for method in (
-        ImageMethod("whvi", "structured", _grid(lr=(5e-3, 1e-2), beta=(1.0, 0.1)), mixture),
+        ImageMethod("whvi", "structured", _STRUCTURED, mixture),
+        ImageMethod("whvi-linearized", "structured", _STRUCTURED, last_layer_linearized),
         ImageMethod("mean-field", "mean-field", _grid(lr=(2e-3, 5e-3), beta=(1.0, 0.1)), mixture),
         ImageMethod("mc-dropout", "plain", _grid(lr=(1e-3, 3e-3), dropout=(0.1, 0.3)), mixture),
         ImageMethod("deep-ensemble", "plain", _PLAIN, mixture, num_members=5),

@@ -103,7 +103,7 @@ class OodWork:
 def choose(method: ImageMethod, data: Data) -> Record:
     """Score single networks of all candidates on the last training images.
 
-    Methods that train the same networks (deep ensembles and Laplace) share the choice.
+    Methods that train the same networks share the choice.
     """
     x, y = data.x[:-_HELD_OUT], data.y[:-_HELD_OUT]
     held_x, held_y = data.x[-_HELD_OUT:], data.y[-_HELD_OUT:]
