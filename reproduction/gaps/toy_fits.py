@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import nn
+from torch import Tensor, nn
 
 import whvi
 from reproduction.gaps import toy
@@ -67,8 +67,9 @@ def gap_ratio(fit: ToyFit, fits: Mapping[str, ToyFit]) -> dict[str, float | None
 def run_toy(folder: Path, *, quick: bool) -> None:
     """Train the network of the toy and record what it says of ``f``, once."""
     store = RecordStore(folder / FITS_FILE)
-    if ("whvi", "toy", 0, 0) not in store.read():
-        store.append(toy_records(quick=quick))
+    for name, make in (("whvi", toy_records), ("WHVIRegressor", estimator_records)):
+        if (name, "toy", 0, 0) not in store.read():
+            store.append(make(quick=quick))
 
 
 def toy_records(*, quick: bool) -> list[Record]:
@@ -84,11 +85,25 @@ def toy_records(*, quick: bool) -> list[Record]:
     f = whvi.draw_functions(model, grid, num_draws=_NUM_DRAWS, generator=generator).double()
     linearized = whvi.linearize(model, likelihood, (x, y), noise="keep")
     moments = linearized.function_moments(grid)
-    about = {"settings": settings, "quick": quick, "commit": commit()}
     answers = {
         "whvi": (f.mean(0), f.std(0)),
         "whvi-linearized": (moments.mean, moments.variance.sqrt()),
     }
+    return _records(answers, settings, quick)
+
+
+def estimator_records(*, quick: bool) -> list[Record]:
+    """Return the same by ``WHVIRegressor`` with hidden layers of that width, else its defaults."""
+    settings: dict[str, Any] = {"hidden_layer_sizes": toy.WIDTHS[1:-1], "likelihood": "gaussian"}
+    model = whvi.WHVIRegressor(**settings, max_iter=_QUICK_STEPS if quick else None, random_state=0)
+    predictive = model.fit(*toy.toy_data()).predict_dist(toy.GRID[:, None])
+    return _records({"WHVIRegressor": (predictive.mean, predictive.epistemic)}, settings, quick)
+
+
+def _records(
+    answers: Mapping[str, tuple[Tensor, Tensor]], settings: dict[str, Any], quick: bool
+) -> list[Record]:
+    about = {"settings": settings, "quick": quick, "commit": commit()}
     return [
         {
             "method": name, "dataset": "toy", "split": 0, "seed": 0,
