@@ -81,9 +81,12 @@ def test_replicas_are_separate(own_rows):
 
 def test_weights_scale_every_sum():
     model, likelihood, x, y = problem()
-    s = stream(model, likelihood, parameter_space(model), [(x, y)], block_rows=8)
-    thrice = s.scaled(3.0)
+    s, thrice = (
+        stream(model, likelihood, parameter_space(model), [(x, y)], block_rows=8) for _ in range(2)
+    )
+    thrice.scale(3.0)
     assert_close(thrice.full_gram(), 3 * s.full_gram())
+    assert_close(thrice.gradient, 3 * s.gradient)
     assert_close(thrice.squares, 3 * s.squares)
     assert thrice.count == 3 * s.count
 

@@ -13,14 +13,13 @@ from whvi._checks import check_finite, check_positive_int
 from whvi.errors import ConfigError, DataError
 from whvi.functions import batch_shape_of, check_rows, row_axis
 from whvi.likelihoods import Gaussian, Likelihood
-from whvi.linearized.covariance import Covariance, RootCovariance
+from whvi.linearized.covariance import Covariance, RootCovariance, RowCovariance
 from whvi.linearized.evidence import Evidence, Hyperparameters, maximise, precision_matrix
 from whvi.linearized.parameters import ParameterSpace, parameter_space
 from whvi.linearized.plan import Plan, Sizes, make_plan
 from whvi.linearized.posterior import (
     LinearizedPosterior,
     Support,
-    row_covariance,
     rows_per_block,
 )
 from whvi.linearized.statistics import Rows, Statistics, stream, target_axis
@@ -88,7 +87,9 @@ def linearize(
         model, likelihood, space, _checked(pairs, likelihood, space.batch_shape),
         block_rows=block_rows or rows_per_block(space, likelihood.num_features),
         keep_rows=support is not None,
-    ).scaled(1.0 if support is None else float(support.weight[0]))  # fmt: skip
+    )  # fmt: skip
+    if support is not None:
+        statistics.scale(float(support.weight[0]))
     found = _search(
         statistics, space, space.vector(model),
         precision=_given(prior_precision, space),
@@ -96,13 +97,13 @@ def linearize(
         mean=mean,
     )  # fmt: skip
     stacked = {name: _stack(found, name, space) for name in _STACKED}
+    dtype = next(model.parameters()).dtype
     if support is None:
-        covariance: Covariance = _root_covariance(
-            statistics, space, found, next(model.parameters()).dtype
-        )
+        covariance: Covariance = _root_covariance(statistics, space, found, dtype)
     else:
-        scales = (stacked["precision"], stacked["noise"])
-        covariance = row_covariance(model, likelihood, space, support, *scales)
+        assert statistics.rows is not None
+        spread = space.spread(stacked["precision"])
+        covariance = RowCovariance(statistics.rows.to(dtype), spread, stacked["noise"])
     return LinearizedPosterior(
         model, likelihood, space, covariance, **stacked,
         form=plan.form, support=support, description=str(plan),

@@ -264,7 +264,7 @@ class LinearizedPosterior:
         support: Support | None = None
         if form == "rows":
             support = Support(state["rows"], state["weight"].double())
-            covariance: Covariance = row_covariance(
+            covariance: Covariance = _row_covariance(
                 model, likelihood, space, support, precision, noise
             )
         else:
@@ -300,7 +300,7 @@ class LinearizedFunctions:
         return f.double().unsqueeze(-3) + changes
 
 
-def row_covariance(
+def _row_covariance(
     model: nn.Module,
     likelihood: Likelihood,
     space: ParameterSpace,

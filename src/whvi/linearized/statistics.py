@@ -86,14 +86,15 @@ class Statistics:
         """Return the statistics of one replica."""
         return self._map(lambda value: value[index])
 
-    def scaled(self, weight: float) -> Statistics:
-        """Let every row count ``weight`` times."""
-        if weight == 1:
-            return self
-        scaled = self._map(lambda value: value * weight)
-        scaled.rows = None if self.rows is None else self.rows * weight**0.5
-        scaled.count = self.count * weight
-        return scaled
+    def scale(self, weight: float) -> None:
+        """Let every row count ``weight`` times, in place."""
+        if self.rows is not None:
+            self.rows.mul_(weight**0.5)
+        if self.gram is not None:
+            self.gram.mul_(weight)
+        for value in (self.gradient, self.log_prob, self.squares):
+            value.mul_(weight)
+        self.count *= weight
 
     def _map(self, change: Callable[[Tensor], Tensor]) -> Statistics:
         return Statistics(
