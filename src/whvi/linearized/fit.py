@@ -76,7 +76,7 @@ def linearize(
     num_data = _num_data(pairs, model)
     plan = plan_of(model, likelihood, num_data=num_data, form=form, max_bytes=max_bytes)
     space = parameter_space(model, last_layer=plan.form == "last_layer")
-    block_rows = block_rows or rows_per_block(space, likelihood.num_features)
+    block_rows = block_rows or rows_per_block(space, likelihood.num_features, plan.rank or 1)
     checked = _checked(pairs, likelihood, space.batch_shape)
     if plan.rank is None:
         statistics = stream(model, likelihood, space, checked, block_rows=block_rows)

@@ -80,7 +80,7 @@ def _plan(sizes: Sizes, form: str, rank: int, reason: str) -> Plan:
     outputs = None if sizes.num_data is None else sizes.num_data * sizes.num_outputs
     if form == "low_rank":
         held = sizes.num_replicas * rank * P * sizes.itemsize
-        work = None if outputs is None else 2 * outputs * P * rank
+        work = None if outputs is None else 4 * outputs * P * rank
     else:
         held = _root_bytes(sizes, P)
         work = None if outputs is None else _root_work(P, outputs)

@@ -7,6 +7,7 @@ f(x) ~ N(f(x; θ*) + J(x) δ̄,  J(x) Σ J(x)ᵀ)
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Mapping
 from typing import NamedTuple, final
 
@@ -284,10 +285,11 @@ class LinearizedFunctions:
         return f.double().unsqueeze(-3) + changes
 
 
-def rows_per_block(space: ParameterSpace, num_outputs: int) -> int:
-    """Return how many rows have Jacobians of some tens of megabytes in float64."""
-    replicas = max(1, int(torch.Size(space.batch_shape).numel()))
-    return max(1, _BLOCK_BYTES // (8 * replicas * num_outputs * space.num_parameters))
+def rows_per_block(space: ParameterSpace, num_outputs: int, least: int = 1) -> int:
+    """Return how many rows have Jacobians of some tens of megabytes, or ``least`` outputs."""
+    replicas = math.prod(space.batch_shape)
+    fit = _BLOCK_BYTES // (8 * replicas * num_outputs * space.num_parameters)
+    return max(1, fit, -(-least // num_outputs))
 
 
 def _unpacked(packed: Tensor, size: int) -> Tensor:

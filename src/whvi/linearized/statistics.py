@@ -213,20 +213,23 @@ def stream_low_rank(
     generator = torch.Generator().manual_seed(0)  # the sketch is no part of what is random
     draws = torch.randn(space.num_parameters, rank, dtype=torch.float64, generator=generator)
     omega = torch.linalg.qr(draws).Q.to(next(model.parameters()).device)
+    shape = (*space.batch_shape, space.num_parameters)
+    sketch = omega.new_zeros(math.prod(space.batch_shape), *omega.shape)
+    diagonal = omega.new_zeros(shape)
     total: Statistics | None = None
-    sketch = diagonal = torch.zeros((), dtype=torch.float64)
     for block in blocks(data, space.batch_shape, block_rows):
         part = statistics_of(model, likelihood, space, block, sys.maxsize)
         Z, part.rows = part.rows, None
         assert Z is not None
-        sketch = sketch + Z.mT @ (Z @ omega)
-        diagonal = diagonal + Z.square().sum(-2)
+        stacked = Z.reshape(-1, *Z.shape[-2:])
+        sketch.baddbmm_(stacked.mT, stacked @ omega)
+        diagonal += Z.square().sum(-2)
         if total is None:
             total = part
         else:
             total.add_sums(part)
     total = _not_none(total)
-    total.rows = nystrom(sketch, omega)
+    total.rows = nystrom(sketch.view(*shape, rank), omega)
     total.diagonal = (diagonal - total.rows.square().sum(-2)).clamp_min_(0.0)
     return total
 
