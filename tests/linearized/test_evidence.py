@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import pytest
@@ -17,7 +18,7 @@ from tests.linearized.problems import (
 from whvi.likelihoods import Gaussian
 from whvi.linearized.evidence import Evidence, maximise
 from whvi.linearized.parameters import parameter_space
-from whvi.linearized.statistics import gram_of, stream
+from whvi.linearized.statistics import gram_of, stream, stream_low_rank
 
 
 def evidence_of(model, likelihood, x, y, *, linear, primal=False):
@@ -68,15 +69,19 @@ def test_both_systems_agree(name, linear):
     assert_close(one.shift, other.shift, rtol=1e-7, atol=1e-7)
 
 
-def test_rows_whose_products_are_too_large_to_keep(monkeypatch):
-    kept = evidence_of(*problem(), linear=True)
-    monkeypatch.setattr("whvi.linearized.evidence._KERNEL_BYTES", 1000)
-    made_again = evidence_of(*problem(), linear=True)
-    assert kept.system.kernels is not None
-    assert made_again.system.kernels is None
-    one, other = kept(some_point(kept)), made_again(some_point(kept))
+@pytest.mark.parametrize("linear", [False, True])
+def test_rank_plus_diagonal_is_the_sum_of_both(linear):
+    model, likelihood, x, y = problem()
+    space = parameter_space(model)
+    low = stream_low_rank(model, likelihood, space, [(x, y)], block_rows=100, rank=9)
+    exact = dataclasses.replace(
+        low, rows=None, gram=low.rows.mT @ low.rows + torch.diag(low.diagonal), diagonal=None
+    )
+    evidences = [Evidence(each, space.vector(model), space, linear=linear) for each in (low, exact)]
+    one, other = (evidence(some_point(evidence)) for evidence in evidences)
     assert one.log_evidence == pytest.approx(other.log_evidence, rel=1e-9)
     assert_close(one.gradient, other.gradient, rtol=1e-7, atol=1e-7)
+    assert_close(one.shift, other.shift, rtol=1e-7, atol=1e-7)
 
 
 @pytest.mark.parametrize("outputs", [1, 3])

@@ -55,38 +55,63 @@ def test_rows_of_the_same_generator_are_the_same():
     model, likelihood, data = problem()
     x = rows(5, seed=7)
 
-    def variance(seed):
+    def variance(seed, num_rows=9):
         generator = torch.Generator().manual_seed(seed)
-        q = linearize(model, likelihood, data, form="rows", num_rows=9, generator=generator)
-        assert q.support.x.shape == (9, 3)
-        assert_close(q.support.weight, torch.full((9,), 40 / 9).double())
+        q = linearize(model, likelihood, data, num_rows=num_rows, generator=generator)
         return q.function_moments(x).variance
 
     assert torch.equal(variance(0), variance(0))
     assert not torch.equal(variance(0), variance(1))
+    whole = linearize(model, likelihood, data).function_moments(x).variance
+    assert_close(variance(0, num_rows=100), whole)
 
 
-@pytest.mark.parametrize("batch_shape", [(), (2,)])
-def test_all_rows_are_the_full_posterior(batch_shape):
-    model, likelihood, data = problem(20, batch_shape)
-    full = linearize(model, likelihood, data, form="full")
-    by_rows = linearize(model, likelihood, data, form="rows", num_rows=20)
+@pytest.mark.parametrize("form", ["full", "low_rank"])
+def test_rows_of_a_stream_are_drawn_in_one_pass_and_count_for_all(form):
+    model, likelihood, data = problem()
+    loader = DataLoader(TensorDataset(*data), batch_size=7)
+    options = {"num_rows": 9, "form": form, "prior_precision": 1.0, "noise": "keep"}
+    generator = torch.Generator().manual_seed(0)
+    q = linearize(model, likelihood, loader, generator=generator, **options)
+    again = torch.Generator().manual_seed(0)
+    sizes = [7, 7, 7, 7, 7, 5]
+    keys = torch.cat([torch.rand(n, dtype=torch.float64, generator=again) for n in sizes])
+    chosen = keys.argsort()[:9].sort().values
+    few = tuple(part[chosen] for part in data)
+    repeated = tuple(part.repeat_interleave(40, 0) for part in few)
+    ninth = linearize(model, likelihood, repeated, form=form, prior_precision=9.0, noise="keep")
+    # forty times the rows with nine times the prior: a ninth of the covariance
     x = rows(5, seed=7)
-    assert_close(by_rows.log_evidence, full.log_evidence)
-    assert_close(by_rows.precision, full.precision)
     assert_close(
-        by_rows.function_moments(x).covariance, full.function_moments(x).covariance,
-        rtol=1e-7, atol=1e-9,
+        q.function_moments(x).covariance, 9 * ninth.function_moments(x).covariance,
+        rtol=1e-6, atol=1e-8,
     )  # fmt: skip
 
 
-def test_rows_of_a_stream_are_drawn_in_one_pass():
-    model, likelihood, data = problem()
-    loader = DataLoader(TensorDataset(*data), batch_size=7)
-    generator = torch.Generator().manual_seed(0)
-    q = linearize(model, likelihood, loader, form="rows", num_rows=9, generator=generator)
-    assert_close(q.support.weight, torch.full((9,), 40 / 9).double())
-    assert all((row == data[0]).all(-1).any() for row in q.support.x)
+@pytest.mark.parametrize("batch_shape", [(), (2,)])
+def test_a_rank_that_holds_all_rows_is_the_full_posterior(batch_shape):
+    model, likelihood, data = problem(20, batch_shape)
+    full = linearize(model, likelihood, data, form="full")
+    low = linearize(model, likelihood, data, form="low_rank")
+    x = rows(5, seed=7)
+    assert_close(low.log_evidence, full.log_evidence, rtol=1e-7, atol=1e-7)
+    assert_close(low.precision, full.precision, rtol=1e-5, atol=1e-7)
+    assert_close(
+        low.function_moments(x).covariance, full.function_moments(x).covariance,
+        rtol=1e-5, atol=1e-8,
+    )  # fmt: skip
+
+
+def test_a_low_rank_is_close_to_the_full_posterior():
+    model, likelihood, data = problem(200)
+    full = linearize(model, likelihood, data)
+    bytes_of_rank_40 = 2 * 40 * full.space.num_parameters * 8
+    low = linearize(model, likelihood, data, form="low_rank", max_bytes=bytes_of_rank_40)
+    assert "rank 40" in low.describe()
+    assert low.covariance.rows.shape[-2] == 40 < full.space.num_parameters
+    x = rows(50, seed=7)
+    ratio = low.function_moments(x).variance / full.function_moments(x).variance
+    assert 0.5 < ratio.log().mean().exp() < 2.0
 
 
 def test_given_precisions():
@@ -114,11 +139,11 @@ def test_a_step_has_the_precisions_of_the_mode_and_the_mean_of_the_linear_model(
 def test_the_budget_decides_the_form():
     model, likelihood, data = problem()
     assert linearize(model, likelihood, data).form == "full"
-    plan = plan_of(model, likelihood, num_data=40, max_bytes=20_000)
-    assert plan.form in ("rows", "last_layer")
-    small = linearize(model, likelihood, data, max_bytes=20_000)
-    assert small.describe() == str(plan)
-    assert small.covariance.num_bytes <= 20_000
+    for max_bytes, form in ((40_000, "low_rank"), (10_000, "last_layer"), (500, "low_rank")):
+        plan = plan_of(model, likelihood, num_data=40, max_bytes=max_bytes)
+        small = linearize(model, likelihood, data, max_bytes=max_bytes)
+        assert small.form == plan.form == form
+        assert small.describe() == str(plan)
 
 
 def test_a_float32_model_has_a_float32_root():
@@ -141,6 +166,7 @@ def test_a_float32_model_has_a_float32_root():
         ({"form": "kfac"}, "form must be 'auto'"),
         ({"max_bytes": 0}, "max_bytes must be"),
         ({"num_rows": 0}, "num_rows must be"),
+        ({"block_rows": 0}, "block_rows must be"),
         ({"prior_precision": 0.0}, "prior_precision must be finite and above 0"),
         ({"prior_precision": {"a": 1.0}}, "prior_precision needs one value for each of 0.bias"),
     ],
@@ -159,4 +185,6 @@ def test_bad_rows_are_named():
     with pytest.raises(ShapeError, match="x must have shape"):
         linearize(model, likelihood, (x[0], y))
     with pytest.raises(DataError, match="no rows"):
-        linearize(model, likelihood, [], form="rows")
+        linearize(model, likelihood, [])
+    with pytest.raises(DataError, match="no rows"):
+        linearize(model, likelihood, [], num_rows=3)

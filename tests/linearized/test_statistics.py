@@ -9,7 +9,7 @@ from whvi.errors import DataError
 from whvi.linearized.curvature import curvature_root, slope
 from whvi.linearized.jacobians import jacobian
 from whvi.linearized.parameters import parameter_space
-from whvi.linearized.statistics import gram_of, stream
+from whvi.linearized.statistics import gram_of, stream, stream_low_rank
 
 NAMES = list(likelihoods())
 
@@ -81,11 +81,35 @@ def test_replicas_are_separate(own_rows):
 
 def test_weights_scale_every_sum():
     model, likelihood, x, y = problem()
-    s = stream(model, likelihood, parameter_space(model), [(x, y)], block_rows=8)
-    thrice = s.scaled(3.0)
+    s, thrice = (
+        stream(model, likelihood, parameter_space(model), [(x, y)], block_rows=8) for _ in range(2)
+    )
+    thrice.scale(3.0)
     assert_close(thrice.full_gram(), 3 * s.full_gram())
+    assert_close(thrice.gradient, 3 * s.gradient)
     assert_close(thrice.squares, 3 * s.squares)
     assert thrice.count == 3 * s.count
+
+
+@pytest.mark.parametrize("batch_shape", [(), (2,)])
+def test_a_sketch_is_at_most_the_sum_and_has_its_diagonal(batch_shape):
+    model, likelihood, x, y = problem("Gaussian", 60, batch_shape)
+    space = parameter_space(model)
+    exact = stream(model, likelihood, space, [(x, y)], block_rows=100)
+    sketches = [
+        stream_low_rank(model, likelihood, space, [(x, y)], block_rows=block, rank=20)
+        for block in (7, 100)
+    ]
+    low = sketches[0].rows.mT @ sketches[0].rows
+    rest = exact.full_gram() - low
+    scale = exact.full_gram().abs().amax()
+    assert torch.linalg.eigvalsh(rest).min() > -1e-9 * scale
+    assert_close(
+        sketches[0].diagonal, rest.diagonal(dim1=-2, dim2=-1), rtol=1e-7, atol=float(1e-9 * scale)
+    )
+    assert_close(low, sketches[1].rows.mT @ sketches[1].rows, rtol=1e-7, atol=float(1e-9 * scale))
+    assert_close(sketches[0].gradient, exact.gradient)
+    assert_close(sketches[0].log_prob, exact.log_prob)
 
 
 def test_tiles_of_a_gram_matrix():

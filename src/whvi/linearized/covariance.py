@@ -1,7 +1,7 @@
 r"""The covariance ``Σ = (G / τ + Λ)⁻¹`` of the parameters, in one of two representations.
 
     Root:  C with Σ = CᵀC, lower triangular: the inverse of the Cholesky factor of Σ⁻¹
-    Rows:  the whitened Jacobians Z of M outputs;  Σ = Λ⁻¹ − Λ⁻¹ Zᵀ S⁻¹ Z Λ⁻¹,  S = τ I + Z Λ⁻¹ Zᵀ
+    Rows:  Z (M, P) and a diagonal Δ;  Σ = Δ⁻¹ − Δ⁻¹ Zᵀ S⁻¹ Z Δ⁻¹,  S = τ I + Z Δ⁻¹ Zᵀ
 
 A root serves predictions by matrix products alone and stands rounding to float32; rows take
 ``M · P`` numbers instead of ``P²``, and a draw is Matheron's rule. Both have leading
@@ -92,11 +92,11 @@ class RootCovariance(Covariance):
 
 @final
 class RowCovariance(Covariance):
-    """``Σ`` by the whitened Jacobians ``Z (*batch_shape, M, P)`` of the rows it has seen.
+    """``Σ = (Δ + ZᵀZ / τ)⁻¹`` by ``Z (*batch_shape, M, P)``.
 
     Args:
         rows: ``Z``.
-        precision: ``λ`` of every parameter, ``(*batch_shape, P)``.
+        precision: ``Δ``, ``(*batch_shape, P)``.
         noise: ``τ``, ``batch_shape``.
     """
 
@@ -130,7 +130,7 @@ class RowCovariance(Covariance):
         return (self.rows.double().mT @ known) / self.precision.unsqueeze(-1)
 
     def draw(self, num_draws: int, generator: torch.Generator | None) -> Tensor:
-        """Draw by Matheron's rule: ``δ₀ + Λ⁻¹ Zᵀ S⁻¹ (√τ ε − Z δ₀)`` with ``δ₀`` of the prior."""
+        """Draw by Matheron's rule: ``δ₀ + Δ⁻¹ Zᵀ S⁻¹ (√τ ε − Z δ₀)``, ``δ₀ ~ N(0, Δ⁻¹)."""
         *batch, num_outputs, size = self.rows.shape
         standard = torch.randn(
             *batch, size + num_outputs, num_draws, dtype=torch.float64, generator=generator

@@ -30,8 +30,6 @@ from whvi.linearized.parameters import ParameterSpace
 from whvi.linearized.statistics import Statistics
 from whvi.linearized.triangular import cholesky, inverse_of_triangle
 
-_KERNEL_BYTES = 1 << 28  # of products of rows that are kept for all steps of a search
-
 
 class Factored(NamedTuple):
     """What a factorization of ``A`` gives."""
@@ -88,34 +86,58 @@ class DualSystem(System):
 
     def __init__(self, rows: Tensor, space: ParameterSpace) -> None:
         self.rows, self.space = rows, space
-        self.kernels: Tensor | None = None  # Z_k Z_kᵀ, (K, M, M), unless they are too large
-        if len(space.sizes) * len(rows) ** 2 * rows.itemsize <= _KERNEL_BYTES:
-            self.kernels = torch.stack([Z @ Z.mT for Z in rows.split(space.sizes, -1)])
+        self.kernels = torch.stack([Z @ Z.mT for Z in rows.split(space.sizes, -1)])
 
     def factor(self, precision: Tensor, noise: Tensor, b: Tensor | None) -> Factored:
-        num_outputs, spread = len(self.rows), self.space.spread(precision)
-        if self.kernels is None:
-            matrix = (self.rows / spread) @ self.rows.mT
-        else:
-            matrix = torch.tensordot(1 / precision, self.kernels, 1)
+        matrix = torch.tensordot(1 / precision, self.kernels, 1)
         matrix.diagonal().add_(noise)
         factor = cholesky(matrix)
-        log_det = 2 * factor.diagonal().log().sum() - num_outputs * noise.log()
-        if self.kernels is None:
-            half = torch.linalg.solve_triangular(factor, self.rows, upper=False)
-            effective = self.space.sums(half.square().sum(0)) / precision
-        else:
-            inverse = torch.cholesky_inverse(factor)
-            effective = (self.kernels.flatten(1) @ inverse.flatten()) / precision
-        shift = self.rows.new_zeros(self.rows.shape[-1])
-        if b is not None:
-            shift = b / spread
-            change = torch.cholesky_solve((self.rows @ shift).unsqueeze(-1), factor).squeeze(-1)
-            shift = shift - (change @ self.rows) / spread
+        log_det = 2 * factor.diagonal().log().sum() - len(self.rows) * noise.log()
+        inverse = torch.cholesky_inverse(factor)
+        effective = (self.kernels.flatten(1) @ inverse.flatten()) / precision
+        shift = _woodbury(self.rows, self.space.spread(precision), factor, b)
         return Factored(log_det, effective, shift, None)
 
     def quadratic(self, v: Tensor) -> Tensor:
         return (self.rows @ v).square().sum()
+
+
+@final
+class LowRankSystem(System):
+    """``G = BᵀB + diag(d)`` with ``B (l, P)``.
+
+    With ``Δ = Λ + diag(d) / τ`` and ``S = τ I + B Δ⁻¹ Bᵀ``: ``det A = det Δ det S / τ^l`` and
+    ``A⁻¹ = Δ⁻¹ − Δ⁻¹ Bᵀ S⁻¹ B Δ⁻¹``.
+    """
+
+    def __init__(self, rows: Tensor, diagonal: Tensor, space: ParameterSpace) -> None:
+        self.rows, self.diagonal, self.space = rows, diagonal, space
+
+    def factor(self, precision: Tensor, noise: Tensor, b: Tensor | None) -> Factored:
+        spread = self.space.spread(precision)
+        base = spread + self.diagonal / noise
+        matrix = (self.rows / base) @ self.rows.mT
+        matrix.diagonal().add_(noise)
+        factor = cholesky(matrix)
+        log_det = 2 * factor.diagonal().log().sum() - len(self.rows) * noise.log()
+        log_det = log_det + (base / spread).log().sum()
+        half = torch.linalg.solve_triangular(factor, self.rows / base, upper=False)
+        variances = 1 / base - half.square().sum(0)
+        effective = spread.new_tensor(self.space.sizes) - precision * self.space.sums(variances)
+        return Factored(log_det, effective, _woodbury(self.rows, base, factor, b), None)
+
+    def quadratic(self, v: Tensor) -> Tensor:
+        return (self.rows @ v).square().sum() + (self.diagonal * v.square()).sum()
+
+
+def _woodbury(rows: Tensor, base: Tensor, factor: Tensor, b: Tensor | None) -> Tensor:
+    """Return ``(Δ + ZᵀZ / τ)⁻¹ b`` by the Cholesky factor of ``S = τ I + Z Δ⁻¹ Zᵀ``."""
+    if b is None:
+        return torch.zeros_like(base)
+    shift = b / base
+    change = torch.cholesky_solve((rows @ shift).unsqueeze(-1), factor).squeeze(-1)
+    moved: Tensor = shift - (change @ rows) / base
+    return moved
 
 
 def precision_matrix(gram: Tensor, precision: Tensor, noise: Tensor) -> Tensor:
@@ -149,8 +171,10 @@ class Evidence:
         self, statistics: Statistics, theta: Tensor, space: ParameterSpace, *, linear: bool
     ) -> None:
         self.statistics, self.theta, self.space, self.linear = statistics, theta, space, linear
-        if statistics.rows is not None:
-            self.system: System = DualSystem(statistics.rows, space)
+        if statistics.rows is not None and statistics.diagonal is not None:
+            self.system: System = LowRankSystem(statistics.rows, statistics.diagonal, space)
+        elif statistics.rows is not None:
+            self.system = DualSystem(statistics.rows, space)
         else:
             assert statistics.gram is not None
             self.system = PrimalSystem(statistics.gram, space)

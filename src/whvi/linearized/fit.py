@@ -13,20 +13,15 @@ from whvi._checks import check_finite, check_positive_int
 from whvi.errors import ConfigError, DataError
 from whvi.functions import batch_shape_of, check_rows, row_axis
 from whvi.likelihoods import Gaussian, Likelihood
-from whvi.linearized.covariance import Covariance, RootCovariance
+from whvi.linearized.covariance import RootCovariance, RowCovariance
 from whvi.linearized.evidence import Evidence, Hyperparameters, maximise, precision_matrix
 from whvi.linearized.parameters import ParameterSpace, parameter_space
 from whvi.linearized.plan import Plan, Sizes, make_plan
-from whvi.linearized.posterior import (
-    LinearizedPosterior,
-    Support,
-    row_covariance,
-    rows_per_block,
-)
-from whvi.linearized.statistics import Rows, Statistics, stream, target_axis
+from whvi.linearized.posterior import LinearizedPosterior, rows_per_block
+from whvi.linearized.statistics import Rows, Statistics, stream, stream_low_rank, target_axis
 from whvi.linearized.triangular import cholesky, inverse_of_triangle
 
-MAX_BYTES = 1 << 27
+MAX_BYTES = 100_000_000
 """Memory that the automatic choice of the form allows for the covariance, all replicas together."""
 
 Data = Rows | Iterable[Rows]
@@ -64,31 +59,32 @@ def linearize(
         mean: ``"mode"``: the model's function stays the mean, as if it were a mode. ``"linear"``:
             it moves to the mean of the linear model, whose evidence decides everything.
             ``"step"``: the precisions of ``"mode"``, then mean and noise of the linear model.
-        form: ``"full"``, ``"rows"``, ``"last_layer"``, or ``"auto"`` by ``max_bytes``; see
+        form: ``"full"``, ``"low_rank"``, ``"last_layer"``, or ``"auto"`` by ``max_bytes``; see
             :mod:`whvi.linearized.plan`.
         max_bytes: Memory for the covariance.
-        num_rows: Rows that stand for all in the form ``rows``; ``None``: as many as fit.
+        num_rows: Draw so many rows, each of which counts ``N / num_rows`` times; ``None``: all.
         block_rows: Rows whose Jacobians are held at a time; ``None``: some tens of megabytes.
-        generator: Draws the rows of the form ``rows``.
+        generator: Draws these rows.
     """
     _check_choice("noise", noise, ("evidence", "keep"))
     _check_choice("mean", mean, ("mode", "step", "linear"))
     if block_rows is not None:
         check_positive_int("block_rows", block_rows)
-    pairs = _pairs(data)
-    plan = plan_of(
-        model, likelihood, num_data=_num_data(pairs, model),
-        form=form, max_bytes=max_bytes, num_rows=num_rows,
-    )  # fmt: skip
+    pairs, weight = _pairs(data), 1.0
+    if num_rows is not None:
+        pairs, weight = _chosen(pairs, batch_shape_of(model), num_rows, generator)
+    num_data = _num_data(pairs, model)
+    plan = plan_of(model, likelihood, num_data=num_data, form=form, max_bytes=max_bytes)
     space = parameter_space(model, last_layer=plan.form == "last_layer")
-    support: Support | None = None
-    if plan.num_rows is not None:
-        pairs, support = _chosen(pairs, space.batch_shape, plan.num_rows, generator)
-    statistics = stream(
-        model, likelihood, space, _checked(pairs, likelihood, space.batch_shape),
-        block_rows=block_rows or rows_per_block(space, likelihood.num_features),
-        keep_rows=support is not None,
-    ).scaled(1.0 if support is None else float(support.weight[0]))  # fmt: skip
+    block_rows = block_rows or rows_per_block(space, likelihood.num_features, plan.rank or 1)
+    checked = _checked(pairs, likelihood, space.batch_shape)
+    if plan.rank is None:
+        statistics = stream(model, likelihood, space, checked, block_rows=block_rows)
+    else:
+        statistics = stream_low_rank(
+            model, likelihood, space, checked, block_rows=block_rows, rank=plan.rank
+        )
+    statistics.scale(weight)
     found = _search(
         statistics, space, space.vector(model),
         precision=_given(prior_precision, space),
@@ -96,17 +92,11 @@ def linearize(
         mean=mean,
     )  # fmt: skip
     stacked = {name: _stack(found, name, space) for name in _STACKED}
-    if support is None:
-        covariance: Covariance = _root_covariance(
-            statistics, space, found, next(model.parameters()).dtype
-        )
-    else:
-        scales = (stacked["precision"], stacked["noise"])
-        covariance = row_covariance(model, likelihood, space, support, *scales)
+    make = _root_covariance if plan.rank is None else _row_covariance
+    covariance = make(statistics, space, found, next(model.parameters()).dtype)
     return LinearizedPosterior(
-        model, likelihood, space, covariance, **stacked,
-        form=plan.form, support=support, description=str(plan),
-    )  # fmt: skip
+        model, likelihood, space, covariance, **stacked, form=plan.form, description=str(plan)
+    )
 
 
 def plan_of(
@@ -116,12 +106,9 @@ def plan_of(
     num_data: int | None = None,
     form: str = "auto",
     max_bytes: int = MAX_BYTES,
-    num_rows: int | None = None,
 ) -> Plan:
     """Say which form :func:`linearize` would take for ``num_data`` rows, and what it costs."""
     check_positive_int("max_bytes", max_bytes)
-    if num_rows is not None:
-        check_positive_int("num_rows", num_rows)
     space = parameter_space(model)
     sizes = Sizes(
         num_parameters=space.num_parameters,
@@ -131,7 +118,7 @@ def plan_of(
         itemsize=next(model.parameters()).element_size(),
         num_data=num_data,
     )
-    return make_plan(sizes, form, max_bytes, num_rows)
+    return make_plan(sizes, form, max_bytes)
 
 
 def _search(
@@ -179,6 +166,17 @@ def _root_covariance(
             root = inverse_of_triangle(cholesky(precision_matrix(gram, spread, found[r].noise)))
         roots[r] = root
     return RootCovariance(roots.view(*space.batch_shape, P, P))
+
+
+def _row_covariance(
+    statistics: Statistics, space: ParameterSpace, found: list[Hyperparameters], dtype: torch.dtype
+) -> RowCovariance:
+    """Return the covariance by rank and diagonal."""
+    assert statistics.rows is not None
+    assert statistics.diagonal is not None
+    noise, precision = (_stack(found, name, space) for name in ("noise", "precision"))
+    base = space.spread(precision) + statistics.diagonal / noise.unsqueeze(-1)
+    return RowCovariance(statistics.rows.to(dtype), base, noise)
 
 
 # ---- what came in --------------------------------------------------------------------------------
@@ -236,8 +234,9 @@ def _chosen(
     batch_shape: tuple[int, ...],
     num_rows: int,
     generator: torch.Generator | None,
-) -> tuple[list[Rows], Support]:
-    """Draw ``num_rows`` rows in one pass: those with the smallest of random keys."""
+) -> tuple[list[Rows], float]:
+    """Draw ``num_rows`` rows in one pass, those with the smallest of random keys; and ``N / n``."""
+    check_positive_int("num_rows", num_rows)
     kept: tuple[Tensor, Tensor, Tensor] | None = None
     num_data = 0
     for x, y in pairs:
@@ -254,4 +253,4 @@ def _chosen(
     if kept is None:
         raise DataError("there are no rows to linearise at; give at least one")
     keys, x, y = kept
-    return [(x, y)], Support(x, torch.full_like(keys, num_data / len(keys)))
+    return [(x, y)], num_data / len(keys)

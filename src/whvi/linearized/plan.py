@@ -1,24 +1,24 @@
 """Which posterior fits a budget of memory, said before anything is computed.
 
-| form           | covariance                                            | numbers held         |
-|----------------|-------------------------------------------------------|----------------------|
-| ``full``       | of all parameters, from all rows                      | ``R · P²``           |
-| ``rows``       | of all parameters, from ``n`` rows that stand for all | ``R · n O · P``      |
-| ``last_layer`` | of the last layer's parameters, from all rows         | ``R · P_last²``      |
+| form           | covariance                                                  | numbers held    |
+|----------------|-------------------------------------------------------------|-----------------|
+| ``full``       | of all parameters                                           | ``R · P²``      |
+| ``low_rank``   | of all parameters, its inverse of rank ``l`` plus diagonal  | ``R · l · P``   |
+| ``last_layer`` | of the last layer's parameters                              | ``R · P_last²`` |
 
-``auto`` takes ``full`` if it fits ``max_bytes``, else ``rows`` with as many rows as fit if they are
-64 or more, else ``last_layer`` if that fits, else ``rows`` with what there is.
+In a file, where a triangle of a full covariance is kept, each takes half of ``max_bytes`` at most.
+``auto`` takes ``full`` if it fits ``max_bytes``, else ``low_rank`` with the largest rank up to 256
+that fits, if it is 32 or more, else ``last_layer`` if that fits, else ``low_rank`` all the same.
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 from whvi.errors import ConfigError
 
-FORMS = ("full", "rows", "last_layer")
-_FEWEST_ROWS = 64
+FORMS = ("full", "low_rank", "last_layer")
+_SMALLEST_RANK, _LARGEST_RANK = 32, 256
 _FLOPS = 3e10  # of a matrix product in float64 on one core, for the estimate of time
 _FACTORIZATIONS = 5  # of the evidence
 
@@ -41,7 +41,7 @@ class Plan:
 
     form: str
     num_parameters: int
-    num_rows: int | None  # rows that stand for all; ``None``: all of them
+    rank: int | None  # of the form ``low_rank``
     num_bytes: int
     seconds: float | None  # on one core; ``None`` if the number of rows is not known
     reason: str
@@ -49,7 +49,7 @@ class Plan:
     def __str__(self) -> str:
         kind = {
             "full": "full covariance of",
-            "rows": f"covariance from {self.num_rows} rows of",
+            "low_rank": f"covariance by rank {self.rank} plus diagonal of",
             "last_layer": "full covariance of the last layer's",
         }[self.form]
         time = "" if self.seconds is None else f", about {self.seconds:.2g} s"
@@ -57,51 +57,41 @@ class Plan:
         return f"{kind} {self.num_parameters:,} parameters: {size} ({self.reason})"
 
 
-def make_plan(sizes: Sizes, form: str, max_bytes: int, num_rows: int | None) -> Plan:
+def make_plan(sizes: Sizes, form: str, max_bytes: int) -> Plan:
     """Choose a form by the rule of this module, or take the one asked for."""
     if form not in ("auto", *FORMS):
         raise ConfigError(f"form must be 'auto', {', '.join(map(repr, FORMS))}, got {form!r}")
+    rank = max_bytes // 2 // (sizes.num_replicas * sizes.num_parameters * sizes.itemsize)
+    rank = max(1, min(rank, _LARGEST_RANK, sizes.num_parameters))
     if form != "auto":
-        return _plan(sizes, form, _rows_that_fit(sizes, max_bytes, num_rows), "asked for")
+        return _plan(sizes, form, rank, "asked for")
     budget = f"of {max_bytes / 1e6:.3g} MB"
-    if _root_bytes(sizes, sizes.num_parameters) <= max_bytes:
-        return _plan(sizes, "full", None, f"fits the budget {budget}")
-    fit = _rows_that_fit(sizes, max_bytes, num_rows)
-    full = f"the full covariance takes {_root_bytes(sizes, sizes.num_parameters) / 1e6:.3g} MB"
-    if fit < _FEWEST_ROWS and _root_bytes(sizes, sizes.num_last) <= max_bytes:
-        return _plan(sizes, "last_layer", None, f"{full} and only {fit} rows fit {budget}")
-    return _plan(sizes, "rows", fit, f"{full}, {fit} rows fit {budget}")
+    full_bytes = _root_bytes(sizes, sizes.num_parameters)
+    if full_bytes <= max_bytes:
+        return _plan(sizes, "full", rank, f"fits the budget {budget}")
+    reason = f"the full one takes {full_bytes / 1e6:.3g} MB, more than the budget {budget}"
+    if rank < _SMALLEST_RANK and _root_bytes(sizes, sizes.num_last) <= max_bytes:
+        return _plan(sizes, "last_layer", rank, reason)
+    return _plan(sizes, "low_rank", rank, reason)
 
 
-def _plan(sizes: Sizes, form: str, num_rows: int | None, reason: str) -> Plan:
+def _plan(sizes: Sizes, form: str, rank: int, reason: str) -> Plan:
     P = sizes.num_last if form == "last_layer" else sizes.num_parameters
-    if form != "rows":
-        outputs = None if sizes.num_data is None else sizes.num_data * sizes.num_outputs
-        seconds = None if outputs is None else _root_seconds(sizes.num_replicas, P, outputs)
-        return Plan(form, P, None, _root_bytes(sizes, P), seconds, reason)
-    if num_rows is not None and sizes.num_data is not None:
-        num_rows = min(num_rows, sizes.num_data)
-    assert num_rows is not None
-    outputs = num_rows * sizes.num_outputs
-    held = sizes.num_replicas * outputs * (sizes.itemsize * P + 8 * outputs)
-    work = outputs**2 * P + _FACTORIZATIONS * outputs**3
-    return Plan(form, P, num_rows, held, sizes.num_replicas * work / _FLOPS, reason)
+    outputs = None if sizes.num_data is None else sizes.num_data * sizes.num_outputs
+    if form == "low_rank":
+        held = sizes.num_replicas * rank * P * sizes.itemsize
+        work = None if outputs is None else 4 * outputs * P * rank
+    else:
+        held = _root_bytes(sizes, P)
+        work = None if outputs is None else _root_work(P, outputs)
+    seconds = None if work is None else sizes.num_replicas * work / _FLOPS
+    return Plan(form, P, rank if form == "low_rank" else None, held, seconds, reason)
 
 
 def _root_bytes(sizes: Sizes, P: int) -> int:
     return sizes.num_replicas * P**2 * sizes.itemsize
 
 
-def _root_seconds(num_replicas: int, P: int, outputs: int) -> float:
-    small = min(P, outputs)  # the evidence works on the smaller side
-    gram = outputs * P**2 + P**3
-    return num_replicas * (gram + _FACTORIZATIONS * small**3) / _FLOPS
-
-
-def _rows_that_fit(sizes: Sizes, max_bytes: int, num_rows: int | None) -> int:
-    """Solve ``R m (itemsize P + 8 m) = max_bytes`` for the outputs ``m`` of the rows."""
-    if num_rows is not None:
-        return num_rows
-    half = sizes.itemsize * sizes.num_parameters / 16
-    outputs = math.sqrt(half**2 + max_bytes / (8 * sizes.num_replicas)) - half
-    return max(int(outputs) // sizes.num_outputs, 1)
+def _root_work(P: int, outputs: int) -> int:
+    """Count multiplications; the evidence works on the smaller side."""
+    return outputs * P**2 + P**3 + _FACTORIZATIONS * min(P, outputs) ** 3

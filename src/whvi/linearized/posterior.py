@@ -7,6 +7,7 @@ f(x) ~ N(f(x; θ*) + J(x) δ̄,  J(x) Σ J(x)ᵀ)
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Mapping
 from typing import NamedTuple, final
 
@@ -15,7 +16,6 @@ from torch import Tensor, nn
 
 from whvi._checks import check_positive_int
 from whvi.errors import ConfigError
-from whvi.functions import row_axis
 from whvi.likelihoods import Gaussian, HeteroscedasticGaussian, Likelihood
 from whvi.likelihoods.gaussian import MIN_NOISE_VARIANCE
 from whvi.linearized.covariance import Covariance, RootCovariance, RowCovariance
@@ -41,13 +41,6 @@ class FunctionMoments(NamedTuple):
         return self.covariance.diagonal(dim1=-2, dim2=-1)
 
 
-class Support(NamedTuple):
-    """Rows that stand for all, and how often each counts: what the form ``rows`` is made of."""
-
-    x: Tensor  # (n, ...) or (*batch_shape, n, ...)
-    weight: Tensor  # (n,)
-
-
 @final
 class LinearizedPosterior:
     """A Gaussian posterior over the parameters of a model; made by :func:`whvi.linearize`.
@@ -60,8 +53,7 @@ class LinearizedPosterior:
         precision: ``λ`` of every tensor, ``(*batch_shape, K)``.
         noise: ``τ``, by which the noise variance of the likelihood is multiplied, ``batch_shape``.
         log_evidence: Of the rows, ``batch_shape``.
-        form: ``"full"``, ``"rows"`` or ``"last_layer"``.
-        support: For the form ``rows``.
+        form: ``"full"``, ``"low_rank"`` or ``"last_layer"``.
         description: What :meth:`describe` says.
     """
 
@@ -77,13 +69,12 @@ class LinearizedPosterior:
         noise: Tensor,
         log_evidence: Tensor,
         form: str,
-        support: Support | None = None,
         description: str,
     ) -> None:
         self.model, self.likelihood, self.space = model, likelihood, space
         self.covariance = covariance
         self.shift, self.precision, self.noise = shift, precision, noise
-        self.log_evidence, self.form, self.support = log_evidence, form, support
+        self.log_evidence, self.form = log_evidence, form
         self._description = description
 
     @property
@@ -200,7 +191,7 @@ class LinearizedPosterior:
         For a model that is linear in its parameters it is that of all rows together.
         """
         size = rows_per_block(self.space, self.likelihood.num_features)
-        keep = self.support is not None
+        keep = isinstance(self.covariance, RowCovariance)
         new = stream(
             self.model, self.likelihood, self.space, [(x, y)], block_rows=size, keep_rows=keep
         )
@@ -222,7 +213,6 @@ class LinearizedPosterior:
             noise=noise,
             log_evidence=self.log_evidence + gain,
             form=self.form,
-            support=None if self.support is None else _joined(self.support, x, self.space),
             description=self._description,
         )
 
@@ -231,8 +221,7 @@ class LinearizedPosterior:
     def state_dict(self) -> dict[str, Tensor]:
         """Return tensors from which :meth:`from_state` makes the posterior again.
 
-        A root is packed to its triangle in float32, ``R · P (P + 1) / 2`` numbers; the form
-        ``rows`` needs its rows only.
+        A root is packed to its triangle, ``R · P (P + 1) / 2`` numbers in float32.
         """
         state = {
             "form": torch.tensor(FORMS.index(self.form), dtype=torch.uint8),
@@ -241,8 +230,9 @@ class LinearizedPosterior:
             "shift": self.shift,
             "log_evidence": self.log_evidence,
         }
-        if self.support is not None:
-            return state | {"rows": self.support.x, "weight": self.support.weight}
+        if isinstance(self.covariance, RowCovariance):
+            rows, base = self.covariance.rows.float(), self.covariance.precision
+            return state | {"rows": rows, "base": base}
         assert isinstance(self.covariance, RootCovariance)
         i, j = torch.tril_indices(*self.covariance.root.shape[-2:])
         return state | {"root": self.covariance.root[..., i, j].float()}
@@ -261,22 +251,17 @@ class LinearizedPosterior:
                 f"the state is of {shift.shape[-1]} parameters in {precision.shape[-1]} tensors, "
                 f"but the model has {space.num_parameters} in {len(space.names)}"
             )
-        support: Support | None = None
-        if form == "rows":
-            support = Support(state["rows"], state["weight"].double())
-            covariance: Covariance = row_covariance(
-                model, likelihood, space, support, precision, noise
-            )
+        dtype, P = next(model.parameters()).dtype, space.num_parameters
+        if form == "low_rank":
+            rows = state["rows"].to(dtype)
+            covariance: Covariance = RowCovariance(rows, state["base"].double(), noise)
         else:
-            dtype = next(model.parameters()).dtype
-            covariance = RootCovariance(_unpacked(state["root"], space.num_parameters).to(dtype))
-        num_rows = None if support is None else len(support.weight)
-        size = covariance.num_bytes
-        plan = Plan(form, space.num_parameters, num_rows, size, None, "from a saved state")
+            covariance = RootCovariance(_unpacked(state["root"], P).to(dtype))
+        rank = state["rows"].shape[-2] if form == "low_rank" else None
+        plan = Plan(form, P, rank, covariance.num_bytes, None, "from a saved state")
         return cls(
             model, likelihood, space, covariance, shift=shift, precision=precision, noise=noise,
-            log_evidence=state["log_evidence"].double(), form=form, support=support,
-            description=str(plan),
+            log_evidence=state["log_evidence"].double(), form=form, description=str(plan),
         )  # fmt: skip
 
 
@@ -300,43 +285,11 @@ class LinearizedFunctions:
         return f.double().unsqueeze(-3) + changes
 
 
-def row_covariance(
-    model: nn.Module,
-    likelihood: Likelihood,
-    space: ParameterSpace,
-    support: Support,
-    precision: Tensor,
-    noise: Tensor,
-) -> RowCovariance:
-    """Linearise at the rows of ``support`` and return the covariance they give."""
-    rows = []
-    size = rows_per_block(space, likelihood.num_features)
-    for x, _ in blocks([(support.x, support.x)], space.batch_shape, size):
-        f, J = jacobian(model, x, space)
-        rows.append((curvature_root(likelihood, f.double()).mT @ J.double()).flatten(-3, -2))
-    weight = support.weight.sqrt().repeat_interleave(likelihood.num_features).unsqueeze(-1)
-    dtype = next(model.parameters()).dtype
-    Z = (torch.cat(rows, -2) * weight).to(dtype)
-    return RowCovariance(Z, space.spread(precision), noise)
-
-
-def rows_per_block(space: ParameterSpace, num_outputs: int) -> int:
-    """Return how many rows have Jacobians of some tens of megabytes in float64."""
-    replicas = max(1, int(torch.Size(space.batch_shape).numel()))
-    return max(1, _BLOCK_BYTES // (8 * replicas * num_outputs * space.num_parameters))
-
-
-def _joined(support: Support, x: Tensor, space: ParameterSpace) -> Support:
-    """Add rows that count once."""
-    batch_shape = space.batch_shape
-    old_axis, new_axis = row_axis(support.x, batch_shape), row_axis(x, batch_shape)
-    old, new = support.x, x.to(support.x)
-    if old_axis != new_axis:
-        old, new = (
-            t if row_axis(t, batch_shape) else t.expand(*batch_shape, *t.shape) for t in (old, new)
-        )
-    weight = torch.cat([support.weight, support.weight.new_ones(x.shape[new_axis])])
-    return Support(torch.cat([old, new], max(old_axis, new_axis)), weight)
+def rows_per_block(space: ParameterSpace, num_outputs: int, least: int = 1) -> int:
+    """Return how many rows have Jacobians of some tens of megabytes, or ``least`` outputs."""
+    replicas = math.prod(space.batch_shape)
+    fit = _BLOCK_BYTES // (8 * replicas * num_outputs * space.num_parameters)
+    return max(1, fit, -(-least // num_outputs))
 
 
 def _unpacked(packed: Tensor, size: int) -> Tensor:

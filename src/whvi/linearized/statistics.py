@@ -5,12 +5,15 @@ their whitened Jacobians ``Z = Lᵀ J``:
 
     gram = Σ JᵀRJ = Σ ZᵀZ,   gradient = Σ Jᵀe,   log_prob = Σ log p(y | f)
 
-As long as there are fewer outputs ``M`` (rows × outputs) than parameters ``P`` the ``Z`` themselves
-are kept, ``M × P``; after that only their sum ``P × P``. Memory is O(P²) for any number of rows.
+As long as there are few outputs ``M`` (rows × outputs) the ``Z`` themselves are kept, ``M × P``;
+after that only their sum ``P × P``. Where that is too large, a sketch ``G Ω`` with a narrow
+``Ω (P, l)`` gives ``G ≈ BᵀB + diag(d)``, ``B (l, P)``: the Nyström approximation, and the diagonal
+of what it leaves. All of them take any number of rows.
 """
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -25,6 +28,7 @@ from whvi.linearized.curvature import curvature_root, slope
 from whvi.linearized.jacobians import jacobian
 from whvi.linearized.parameters import ParameterSpace
 
+_KERNEL_BYTES = 1 << 28  # of products of whitened Jacobians, K matrices M × M
 _SMALLEST_TILE = 256  # columns: below it, leaving out half of a symmetric product does not pay
 
 Rows = tuple[Tensor, Tensor]
@@ -34,6 +38,7 @@ Rows = tuple[Tensor, Tensor]
 class Statistics:
     """Sums over rows in float64, with leading ``batch_shape``; one of ``rows``, ``gram`` is there.
 
+    With ``diagonal``, ``gram = rowsᵀ rows + diag(diagonal)`` approximately.
     ``squares`` is ``Σ (y − f)² / σ²`` for constant Gaussian noise, else zero; ``count`` is the
     number of observed outputs, with the weight of their rows.
     """
@@ -44,10 +49,15 @@ class Statistics:
     log_prob: Tensor  # batch_shape
     squares: Tensor  # batch_shape
     count: float
+    diagonal: Tensor | None = None  # (*batch_shape, P)
 
     def add(self, other: Statistics, max_outputs: int) -> None:
         """Add what other rows say; from ``max_outputs`` outputs on only their sum is kept."""
         self._add_curvature(other, max_outputs)
+        self.add_sums(other)
+
+    def add_sums(self, other: Statistics) -> None:
+        """Add everything but the curvature."""
         self.gradient = self.gradient + other.gradient
         self.log_prob = self.log_prob + other.log_prob
         self.squares = self.squares + other.squares
@@ -86,14 +96,14 @@ class Statistics:
         """Return the statistics of one replica."""
         return self._map(lambda value: value[index])
 
-    def scaled(self, weight: float) -> Statistics:
-        """Let every row count ``weight`` times."""
-        if weight == 1:
-            return self
-        scaled = self._map(lambda value: value * weight)
-        scaled.rows = None if self.rows is None else self.rows * weight**0.5
-        scaled.count = self.count * weight
-        return scaled
+    def scale(self, weight: float) -> None:
+        """Let every row count ``weight`` times, in place."""
+        if self.rows is not None:
+            self.rows.mul_(weight**0.5)
+        for value in (self.gram, self.diagonal, self.gradient, self.log_prob, self.squares):
+            if value is not None:
+                value.mul_(weight)
+        self.count *= weight
 
     def _map(self, change: Callable[[Tensor], Tensor]) -> Statistics:
         return Statistics(
@@ -103,6 +113,7 @@ class Statistics:
             change(self.log_prob),
             change(self.squares),
             self.count,
+            None if self.diagonal is None else change(self.diagonal),
         )
 
 
@@ -169,16 +180,67 @@ def stream(
     ``keep_rows`` keeps the whitened Jacobians however many there are.
     """
     total: Statistics | None = None
-    max_outputs = sys.maxsize if keep_rows else space.num_parameters
+    most = math.isqrt(_KERNEL_BYTES // (8 * len(space.sizes)))  # their products are kept, too
+    max_outputs = sys.maxsize if keep_rows else min(most, space.num_parameters)
     for block in blocks(data, space.batch_shape, block_rows):
         part = statistics_of(model, likelihood, space, block, max_outputs)
         if total is None:
             total = part
         else:
             total.add(part, max_outputs)
+    return _not_none(total)
+
+
+def _not_none(total: Statistics | None) -> Statistics:
     if total is None:
         raise DataError("there are no rows to linearise at; give at least one")
     return total
+
+
+def stream_low_rank(
+    model: nn.Module,
+    likelihood: Likelihood,
+    space: ParameterSpace,
+    data: Iterable[Rows],
+    *,
+    block_rows: int,
+    rank: int,
+) -> Statistics:
+    """Sum over all rows like :func:`stream`, with ``G ≈ BᵀB + diag(d)``, ``B (rank, P)``.
+
+    ``B`` is the Nyström approximation ``GΩ (ΩᵀGΩ)⁻¹ ΩᵀG``, never more than ``G``, from one pass.
+    """
+    generator = torch.Generator().manual_seed(0)  # the sketch is no part of what is random
+    draws = torch.randn(space.num_parameters, rank, dtype=torch.float64, generator=generator)
+    omega = torch.linalg.qr(draws).Q.to(next(model.parameters()).device)
+    shape = (*space.batch_shape, space.num_parameters)
+    sketch = omega.new_zeros(math.prod(space.batch_shape), *omega.shape)
+    diagonal = omega.new_zeros(shape)
+    total: Statistics | None = None
+    for block in blocks(data, space.batch_shape, block_rows):
+        part = statistics_of(model, likelihood, space, block, sys.maxsize)
+        Z, part.rows = part.rows, None
+        assert Z is not None
+        stacked = Z.reshape(-1, *Z.shape[-2:])
+        sketch.baddbmm_(stacked.mT, stacked @ omega)
+        diagonal += Z.square().sum(-2)
+        if total is None:
+            total = part
+        else:
+            total.add_sums(part)
+    total = _not_none(total)
+    total.rows = nystrom(sketch.view(*shape, rank), omega)
+    total.diagonal = (diagonal - total.rows.square().sum(-2)).clamp_min_(0.0)
+    return total
+
+
+def nystrom(sketch: Tensor, omega: Tensor) -> Tensor:
+    """Return ``B (..., l, P)`` with ``BᵀB = Y (ΩᵀY)⁺ Yᵀ`` for ``Y = GΩ (..., P, l)``."""
+    values, vectors = torch.linalg.eigh(omega.mT @ sketch)
+    usable = values > 1e-12 * values.amax(-1, keepdim=True)  # fewer rows than columns of Ω
+    weights = torch.where(usable, values, torch.inf).rsqrt()
+    factor: Tensor = (vectors * weights.unsqueeze(-2)).mT @ sketch.mT
+    return factor
 
 
 def blocks(data: Iterable[Rows], batch_shape: tuple[int, ...], size: int) -> Iterator[Rows]:
