@@ -407,3 +407,32 @@ def test_repr_names_family_and_sizes() -> None:
     assert repr(FAMILIES["poisson"][0]()) == (
         "Predictive(Poisson, batch_shape=(), num_components=6, num_rows=7, num_outputs=1)"
     )
+
+
+# --- as a distribution of torch ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", [*FAMILIES, "categorical"])
+def test_the_distribution_is_the_same_mixture(name: str) -> None:
+    if name == "categorical":
+        logits = torch.randn(S, N, 3, generator=torch.Generator().manual_seed(0))
+        predictive = Predictive.categorical(logits)
+    else:
+        predictive = FAMILIES[name][0]()
+    view = predictive.as_distribution()
+    assert view.batch_shape == (N,)
+    y = view.sample()
+    torch.testing.assert_close(view.log_prob(y), predictive.log_prob(y))
+    if name != "categorical":
+        torch.testing.assert_close(view.mean, predictive.mean)
+        torch.testing.assert_close(view.variance, predictive.variance)
+
+
+def test_the_distribution_of_replicas_and_outputs() -> None:
+    loc = torch.randn(2, S, N, 3, generator=torch.Generator().manual_seed(0))
+    predictive = Predictive.gaussian(loc, loc.abs() + 0.1, batch_dims=1)
+    view = predictive.as_distribution()
+    assert (view.batch_shape, view.event_shape) == ((2, N), (3,))
+    y = view.sample((4,))
+    found = torch.stack([predictive.log_prob(each) for each in y])
+    torch.testing.assert_close(view.log_prob(y), found)

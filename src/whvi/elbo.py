@@ -89,7 +89,8 @@ def elbo(
             rows = with_draws(x, batch_shape, num_draws)
             given = (model, compiled, likelihood, rows, y, num_data, draw_seed(generator))
             trained = (*compiled.parameters, *likelihood.parameters())
-            return Elbo(*_apply_node(*given, *trained), beta)
+            log_lik, kl_value = _apply_node(*given, *trained)
+            return Elbo(log_lik, kl_value, beta)
     f = local_function_values(model, x, batch_shape, num_draws, generator)
     with sampling(LocalReparameterization(generator)):  # for KLs that are estimated
         kl_value = kl(model)

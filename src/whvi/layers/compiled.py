@@ -117,7 +117,7 @@ class _StructuredLink:
         self.kl_term = q.kl_term(matrix.prior)
 
     def forward(self, x: Tensor, sampler: LocalReparameterization) -> tuple[Tensor, Kept]:
-        shape, seed = self._shape, sampler.next_seed()
+        shape, seed = self._shape, int(sampler.next_seed())
         # layers always fit into the loops of the kernel
         prepared = cast(PreparedProduct, prepare(x.shape, shape, shape, shape, self._plan, True))
         y, noise = product_forward((x, *self.parameters), prepared, seed, True)
@@ -141,7 +141,7 @@ class _DenseLink:
 
     def forward(self, x: Tensor, sampler: LocalReparameterization) -> tuple[Tensor, Kept]:
         shape = (*x.shape[:-1], self._out_features)
-        noise = normal_from_seed(shape, sampler.next_seed(), dtype=x.dtype)
+        noise = normal_from_seed(shape, int(sampler.next_seed()), dtype=x.dtype)
         loc, log_scale, bias = self.parameters
         return local_forward(x, cast(Tensor, loc), cast(Tensor, log_scale), bias, noise)
 

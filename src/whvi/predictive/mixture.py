@@ -15,6 +15,7 @@ from typing import NamedTuple, final
 
 import torch
 from torch import Tensor
+from torch.distributions import MixtureSameFamily
 
 from whvi._checks import check_positive_int
 from whvi.errors import ConfigError, DataError, NumericalError, ShapeError
@@ -27,6 +28,7 @@ from whvi.predictive.components import (
     StudentT,
 )
 from whvi.predictive.numerics import root, smallest_integer
+from whvi.predictive.view import mixture
 
 _CHUNK_ELEMENTS = 1 << 19  # components × rows × outputs per chunk of quantiles: a few MB
 
@@ -197,6 +199,13 @@ class Predictive:
         return self._components.variance().mean(self._axis).sqrt()
 
     # Distribution --------------------------------------------------------------------------
+
+    def as_distribution(self) -> MixtureSameFamily:
+        """Return the same as a ``torch.distributions.Distribution``.
+
+        Its ``batch_shape`` is ``(*batch_shape, N)``; several outputs of a row are its event.
+        """
+        return mixture(self._components, self._axis, len(self._output_shape))
 
     def log_prob(self, y: Tensor) -> Tensor:
         """Return ``log p(y) = log mean_s p(y | s)`` in nats, shape ``(*batch_shape, N)``.
