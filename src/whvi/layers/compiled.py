@@ -44,6 +44,7 @@ Gradients = list[Tensor | None]  # of the input, then of the parameters of a lin
 
 # exact types: a subclass or a parametrization may do anything
 _MATRICES: dict[type, type] = {WHVILinear: StructuredMatrix, MeanFieldLinear: DenseGaussianMatrix}
+_MASK = torch.ops.aten.threshold_backward.grad_input  # named here: to find it takes time
 _DISTRIBUTIONS = (DiagonalGaussian, EmpiricalBayesPrior, FixedPrior)
 
 
@@ -160,7 +161,7 @@ class _ReluLink:
 
     def backward(self, kept: Kept, grad: Tensor, wants_x: bool) -> Gradients:
         """Mask ``grad``, writing over it: it came from the link behind, nobody else has it."""
-        return [torch.ops.aten.threshold_backward(grad, kept[0], 0, grad_input=grad)]
+        return [_MASK(grad, kept[0], 0, grad_input=grad)]
 
 
 @final
