@@ -505,3 +505,41 @@ def test_mix_refuses_other_rows_and_families(generator):
 def test_a_spread_is_part_of_the_scale():
     with pytest.raises(DataError, match="spread must be between 0 and scale"):
         Predictive.gaussian(torch.zeros(1, 2), torch.ones(1, 2), torch.full((1, 2), 1.5))
+
+
+# --- as a distribution of torch ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", [*FAMILIES, "categorical"])
+def test_the_distribution_is_the_same_mixture(name: str) -> None:
+    if name == "categorical":
+        logits = torch.randn(S, N, 3, generator=torch.Generator().manual_seed(0))
+        predictive = Predictive.categorical(logits)
+    else:
+        predictive = FAMILIES[name][0]()
+    view = predictive.as_distribution()
+    assert view.batch_shape == (N,)
+    y = view.sample()
+    torch.testing.assert_close(view.log_prob(y), predictive.log_prob(y))
+    if name != "categorical":
+        torch.testing.assert_close(view.mean, predictive.mean)
+        torch.testing.assert_close(view.variance, predictive.variance)
+
+
+def test_the_distribution_of_replicas_and_outputs() -> None:
+    loc = torch.randn(2, S, N, 3, generator=torch.Generator().manual_seed(0))
+    predictive = Predictive.gaussian(loc, loc.abs() + 0.1, batch_dims=1)
+    view = predictive.as_distribution()
+    assert (view.batch_shape, view.event_shape) == ((2, N), (3,))
+    y = view.sample((4,))
+    found = torch.stack([predictive.log_prob(each) for each in y])
+    torch.testing.assert_close(view.log_prob(y), found)
+
+
+def test_the_distribution_has_the_weights(generator: torch.Generator) -> None:
+    near, far, share = two_parts(generator)
+    mixed = Predictive.mix([near, far], [1 - share, share])
+    y = torch.randn(7, generator=generator, dtype=torch.float64)
+    view = mixed.as_distribution()
+    torch.testing.assert_close(view.log_prob(y), mixed.log_prob(y))
+    torch.testing.assert_close(view.mean, mixed.mean)

@@ -43,7 +43,7 @@ class Elbo(NamedTuple):
     @property
     def value(self) -> Tensor:
         """``expected_log_lik − beta · kl``: what training maximises."""
-        return self.expected_log_lik - self.beta * self.kl
+        return torch.sub(self.expected_log_lik, self.kl, alpha=self.beta)
 
 
 def elbo(
@@ -81,15 +81,17 @@ def elbo(
     check_positive_int("num_draws", num_draws)
     if not beta >= 0:
         raise ConfigError(f"beta must be a number of at least 0, got {beta!r}")
-    batch_shape = batch_shape_of(model)
-    check_rows(x, batch_shape)
+    compiled = None
     if isinstance(x, Tensor) and not (x.requires_grad or y.requires_grad):
         compiled = compiled_now(model)
-        if compiled is not None and x.dim() == row_axis(x, batch_shape) + 2:
-            rows = with_draws(x, batch_shape, num_draws)
-            given = (model, compiled, likelihood, rows, y, num_data, draw_seed(generator))
-            trained = (*compiled.parameters, *likelihood.parameters())
-            return Elbo(*_apply_node(*given, *trained), beta)
+    batch_shape = batch_shape_of(model) if compiled is None else compiled.batch_shape
+    check_rows(x, batch_shape)
+    if compiled is not None and isinstance(x, Tensor) and x.dim() == row_axis(x, batch_shape) + 2:
+        rows = with_draws(x, batch_shape, num_draws)
+        given = (model, compiled, likelihood, rows, y, num_data, draw_seed(generator))
+        trained = (*compiled.parameters, *likelihood.parameters())
+        log_lik, kl_value = _apply_node(*given, *trained)
+        return Elbo(log_lik, kl_value, beta)
     f = local_function_values(model, x, batch_shape, num_draws, generator)
     with sampling(LocalReparameterization(generator)):  # for KLs that are estimated
         kl_value = kl(model)

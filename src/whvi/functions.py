@@ -183,7 +183,7 @@ def _lets_axes_lead(module: nn.Module) -> bool:
         dim: int | None = module.dim  # type: ignore[assignment]  # is a number there
         return dim is not None and dim < 0
     if kind is nn.PReLU:
-        return module.num_parameters == 1
+        return bool(module.num_parameters == 1)
     return kind in _ANY_AXES or (kind.__module__ == activation.__name__ and kind not in _OWN_AXES)
 
 
@@ -201,9 +201,10 @@ def _with_replicas(x: Inputs, batch_shape: tuple[int, ...]) -> Inputs:
     """``(*batch_shape, N, ...)``, by stride-0 axes where ``x`` is shared."""
     if not batch_shape:
         return x
-    return map_tensors(
+    expanded: Inputs = map_tensors(
         lambda t: t if row_axis(t, batch_shape) else t.expand(*batch_shape, *t.shape), x
     )
+    return expanded
 
 
 def with_draws(x: Any, batch_shape: tuple[int, ...], num_draws: int) -> Tensor:

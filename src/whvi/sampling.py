@@ -263,7 +263,7 @@ def _checkpoint_in_force() -> tuple[_Memory | None, bool]:
     torch keeps no public record of it. Its frame (``use_reentrant=False``) is found in the hooks
     on saved tensors, its context (``use_reentrant=True``) on the stack of calls.
     """
-    hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
+    hooks: Any = torch._C._autograd._top_saved_tensors_default_hooks(True)
     if torch._C._current_graph_task_id() != -1:
         place = _on_the_stack({"unpack_hook": "frame", "backward": "ctx"})
         return _memory_of(place), True

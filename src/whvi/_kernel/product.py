@@ -87,7 +87,8 @@ def product(operands: Given, plan: BlockPlan | None, seed: int | Tensor = 0) -> 
     x, s1, g, s2, scale, _ = operands
     if plan is not None and is_compiling() and _can_be_an_operator(operands):
         stream = seed if isinstance(seed, Tensor) else None
-        made: Tensor = _TracedProduct.apply(*operands, stream, list(plan))
+        # apply() is not annotated in torch.
+        made: Tensor = _TracedProduct.apply(*operands, stream, list(plan))  # type: ignore[no-untyped-call]
         return made
     if can_fuse(operands):
         prepared = prepare(x.shape, s1.shape, g.shape, s2.shape, plan, scale is not None)
@@ -95,7 +96,7 @@ def product(operands: Given, plan: BlockPlan | None, seed: int | Tensor = 0) -> 
             if torch.is_grad_enabled():
                 y: Tensor = prepared.apply(seed, *operands)
                 return y
-            return product_forward(operands, prepared, seed, False)[0]
+            return product_forward(operands, prepared, int(seed), False)[0]
     views = views_of(x.shape, s1.shape, g.shape, s2.shape, plan)
     noise = None
     if scale is not None:

@@ -7,7 +7,7 @@ are those of eager mode: seeds are tensors that the same generator fills when th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -67,7 +67,8 @@ def _backward(grad: Tensor, *given: Any) -> tuple[Tensor, ...]:
 def _fake_forward(*given: Any) -> Tensor:
     *operands, _, plan = given
     x, s1, g, s2 = (t.shape for t in operands[:4])
-    return operands[0].new_empty(views_of(x, s1, g, s2, BlockPlan(*plan)).out)
+    y: Tensor = operands[0].new_empty(views_of(x, s1, g, s2, BlockPlan(*plan)).out)
+    return y
 
 
 def _fake_backward(grad: Tensor, *given: Any) -> tuple[Tensor, ...]:
@@ -88,7 +89,7 @@ def _empty(given: Tensor, shape: Sequence[int], dtype: torch.dtype = torch.int32
     return torch.empty(tuple(shape), dtype=dtype)
 
 
-_EAGER = {
+_EAGER: dict[str, Callable[..., Any]] = {
     "product": _forward,
     "product_backward": _backward,
     "seed": lambda order: torch.randint(2**63 - 1, ()),
@@ -96,7 +97,7 @@ _EAGER = {
     "randn": _randn,
     "words": _words,
 }
-_FAKE = {
+_FAKE: dict[str, Callable[..., Any]] = {
     "product": _fake_forward,
     "product_backward": _fake_backward,
     "seed": lambda order: torch.empty((), dtype=torch.int64),

@@ -17,8 +17,8 @@ model that its owner may change at any time.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import pairwise
-from operator import is_
+from itertools import chain, pairwise
+from operator import attrgetter
 from typing import Any, cast, final
 from weakref import WeakKeyDictionary
 
@@ -44,6 +44,7 @@ Gradients = list[Tensor | None]  # of the input, then of the parameters of a lin
 
 # exact types: a subclass or a parametrization may do anything
 _MATRICES: dict[type, type] = {WHVILinear: StructuredMatrix, MeanFieldLinear: DenseGaussianMatrix}
+_MASK = torch.ops.aten.threshold_backward.grad_input  # named here: to find it takes time
 _DISTRIBUTIONS = (DiagonalGaussian, EmpiricalBayesPrior, FixedPrior)
 
 
@@ -117,7 +118,7 @@ class _StructuredLink:
         self.kl_term = q.kl_term(matrix.prior)
 
     def forward(self, x: Tensor, sampler: LocalReparameterization) -> tuple[Tensor, Kept]:
-        shape, seed = self._shape, sampler.next_seed()
+        shape, seed = self._shape, int(sampler.next_seed())
         # layers always fit into the loops of the kernel
         prepared = cast(PreparedProduct, prepare(x.shape, shape, shape, shape, self._plan, True))
         y, noise = product_forward((x, *self.parameters), prepared, seed, True)
@@ -141,7 +142,7 @@ class _DenseLink:
 
     def forward(self, x: Tensor, sampler: LocalReparameterization) -> tuple[Tensor, Kept]:
         shape = (*x.shape[:-1], self._out_features)
-        noise = normal_from_seed(shape, sampler.next_seed(), dtype=x.dtype)
+        noise = normal_from_seed(shape, int(sampler.next_seed()), dtype=x.dtype)
         loc, log_scale, bias = self.parameters
         return local_forward(x, cast(Tensor, loc), cast(Tensor, log_scale), bias, noise)
 
@@ -160,7 +161,7 @@ class _ReluLink:
 
     def backward(self, kept: Kept, grad: Tensor, wants_x: bool) -> Gradients:
         """Mask ``grad``, writing over it: it came from the link behind, nobody else has it."""
-        return [torch.ops.aten.threshold_backward(grad, kept[0], 0, grad_input=grad)]
+        return [_MASK(grad, kept[0], 0, grad_input=grad)]
 
 
 @final
@@ -195,6 +196,7 @@ class CompiledModel:
         modules = list(model)
         self._tile = modules.pop(0) if type(modules[0]) is Tile else None
         self._first = cast(WHVILinear | MeanFieldLinear, modules[0])
+        self.batch_shape = self._first.batch_shape
         self._links = [_LINKS[type(module)](module) for module in modules]
         self._hooks = [hooks for module in model.modules() for hooks in _hooks(module)]
         self._kl_terms = [link.kl_term for link in self._links if link.parameters]
@@ -219,7 +221,7 @@ class CompiledModel:
         for link in self._links:
             x, kept = link.forward(x, sampler)
             links.append(kept)
-        kl, variances = kl_forward(self._kl_terms, self._first.batch_shape)
+        kl, variances = kl_forward(self._kl_terms, self.batch_shape)
         return x, kl, (links, variances)
 
     def backward(self, kept: Kept, grad: Tensor, grad_kl: Tensor) -> Gradients:
@@ -243,38 +245,38 @@ class CompiledModel:
 
 @final
 class _Snapshot:
-    """What a verdict of :func:`why_not_compiled` rests on, to see whether it has changed."""
+    """What a verdict of :func:`why_not_compiled` rests on, to see whether it has changed.
+
+    It is taken at every call of ``whvi.elbo``, hence loops that run without Python code.
+    """
 
     def __init__(self, model: nn.Module) -> None:
         self.compiled = compile_model(model)
-        below = list(model.modules())[1:]  # not the model: it must not be kept alive from here
-        self._kinds = [(module, type(module)) for module in below]
-        self._attributes = [(vars(module), dict(vars(module))) for module in (model, *below)]
-        self._members = [
-            (members, list(members.values()))
-            for module in (model, *below)
-            for members in (module._modules, module._parameters)
-        ]
-        self._parameters = [(p, _storage(p)) for p in model.parameters()]
+        modules = list(model.modules())
+        self._below = modules[1:]  # not the model: it must not be kept alive from here
+        self._attributes = [vars(module) for module in modules]
+        members = [(module._modules, module._parameters) for module in modules]
+        self._members = [member for pair in members for member in pair]
+        self._parameters = list(model.parameters())
+        self._kept = self._contents()  # so that no identity comes back
+        self._seen = [dict(attributes) for attributes in self._attributes], self._state()
+
+    def _contents(self) -> list[Any]:
+        return list(chain.from_iterable(map(dict.values, self._members)))
+
+    def _state(self) -> tuple[Any, ...]:
+        ps = self._parameters
+        storage = map(Tensor.data_ptr, ps), map(Tensor.size, ps), map(attrgetter("dtype"), ps)
+        return list(map(type, self._below)), list(map(id, self._contents())), *map(list, storage)
 
     @property
     def is_current(self) -> bool:
         """Whether modules, their attributes and their parameters are those that were seen."""
         return (
-            all(type(module) is kind for module, kind in self._kinds)
-            and all(now == seen for now, seen in self._attributes)
-            and all(
-                len(now) == len(seen) and all(map(is_, now.values(), seen))
-                for now, seen in self._members
-            )
-            and all(_storage(p) == seen for p, seen in self._parameters)
+            (self._attributes, self._state()) == self._seen
             and (self.compiled is None or self.compiled.is_current)
             and not any(_hooks(nn_module, "_global"))
         )
-
-
-def _storage(p: Tensor) -> tuple[Any, ...]:
-    return p.dtype, p.shape, p.is_cpu, p.is_contiguous()
 
 
 _SNAPSHOTS: WeakKeyDictionary[nn.Module, _Snapshot] = WeakKeyDictionary()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import cast, final
+from typing import Any, cast, final
 
 import torch
 from torch import Tensor
@@ -60,8 +60,9 @@ class MCDropout(BayesianLayer):
 
     def forward(self, x: Tensor) -> Tensor:
         """Mask the last dimension of ``(*batch_shape, *inner, features)``."""
-        if isinstance(x, Proxy):
-            return cast(Tensor, as_fx_leaf(self, x))
+        given: Any = x
+        if isinstance(given, Proxy):
+            return cast(Tensor, as_fx_leaf(self, given))
         axes = len(self.batch_shape)
         if x.dim() <= axes or tuple(x.shape[:axes]) != self.batch_shape:
             raise ShapeError(

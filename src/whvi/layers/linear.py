@@ -82,8 +82,9 @@ class RandomAffine(BayesianLayer):
         :func:`whvi.sampling.sampling` block says otherwise. Under ``torch.autocast`` the output
         has its data type, as that of torch's layer; inside, parameters keep theirs.
         """
-        if isinstance(x, Proxy):
-            return cast(Tensor, as_fx_leaf(self, x))
+        given: Any = x
+        if isinstance(given, Proxy):
+            return cast(Tensor, as_fx_leaf(self, given))
         loc = self.matrix.posterior.loc
         if not _is_any_autocast_enabled() or (lower := autocast_dtype(x, loc)) is None:
             return self._map(x)

@@ -44,7 +44,9 @@ def as_fx_leaf(layer: nn.Module, x: Proxy) -> Proxy:
 
     It knows no numbers, so it cannot look inside: a layer is a leaf, as those of torch are.
     """
-    return x.tracer.create_proxy("call_module", x.tracer.path_of_module(layer), (x,), {})
+    tracer: Any = x.tracer
+    call: Proxy = tracer.create_proxy("call_module", tracer.path_of_module(layer), (x,), {})
+    return call
 
 
 def bayesian_layers(model: nn.Module) -> list[BayesianLayer]:

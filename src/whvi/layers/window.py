@@ -45,7 +45,8 @@ class Window(NamedTuple):
         padding = [before for before, _ in self.padding]
         if self.padding_mode != "zeros" or any(one != other for one, other in self.padding):
             x, padding = self._pad(x), [0] * len(padding)
-        return convolution(x, weight, bias, self.stride, padding, self.dilation, groups)
+        y: Tensor = convolution(x, weight, bias, self.stride, padding, self.dilation, groups)
+        return y
 
     def _pad(self, x: Tensor) -> Tensor:
         if not any(map(sum, self.padding)):

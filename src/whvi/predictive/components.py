@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NoReturn, final
 
 import torch
@@ -212,6 +212,18 @@ class Categorical(Components):
 
     def class_probs(self) -> Tensor:
         return self.parameters[0].softmax(-1)
+
+
+def joined(parts: Sequence[Components]) -> Components:
+    """Join components of one family along their first axis; Gaussians may lack a spread."""
+    most = max(len(part.parameters) for part in parts)
+    filled = [
+        part.parameters
+        if len(part.parameters) == most
+        else (*part.parameters, torch.zeros_like(part.parameters[0]))
+        for part in parts
+    ]
+    return type(parts[0])(*(torch.cat(column) for column in zip(*filled, strict=True)))
 
 
 # Checks --------------------------------------------------------------------------------------

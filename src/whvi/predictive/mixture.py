@@ -16,6 +16,7 @@ from typing import NamedTuple, final
 
 import torch
 from torch import Tensor
+from torch.distributions import MixtureSameFamily
 
 from whvi._checks import check_positive_int
 from whvi.errors import ConfigError, ShapeError
@@ -28,10 +29,12 @@ from whvi.predictive.components import (
     StudentT,
     align_targets,
     check_range,
+    joined,
     root,
     smallest_integer,
     wide,
 )
+from whvi.predictive.view import mixture
 
 _CHUNK_ELEMENTS = 1 << 19  # components × rows × outputs per chunk of quantiles: a few MB
 
@@ -184,7 +187,7 @@ class Predictive:
         if not torch.allclose(total, torch.ones_like(total)) or torch.stack(shares).min() < 0:
             raise ConfigError("weights of a mixture must be positive and sum to 1 in every row")
         each = [share * p._weights() for share, p in zip(shares, parts, strict=True)]
-        return Predictive(_joined([p._components for p in parts]), weights=torch.cat(each))
+        return Predictive(joined([p._components for p in parts]), weights=torch.cat(each))
 
     def _weights(self) -> Tensor:
         """Return the weights ``(*batch_shape, S, N)``, written out if they are equal."""
@@ -242,6 +245,10 @@ class Predictive:
         return self._average(noise if within is None else noise - within).sqrt()
 
     # Distribution --------------------------------------------------------------------------
+
+    def as_distribution(self) -> MixtureSameFamily:
+        """Return it as one of torch: ``batch_shape`` ``(*batch_shape, N)``, a row is an event."""
+        return mixture(self._components, self._weights(), self._axis, len(self._output_shape))
 
     def log_prob(self, y: Tensor) -> Tensor:
         """Return ``log p(y) = log Σ_s w_s p(y | s)`` in nats, shape ``(*batch_shape, N)``.
@@ -381,18 +388,6 @@ class Predictive:
         if self._components.discrete:
             return smallest_integer(self.cdf, q, lower.floor() - 1, upper.ceil())
         return root(self.cdf, self._density_at, q, lower, upper)
-
-
-def _joined(parts: Sequence[Components]) -> Components:
-    """Join components of one family along their first axis; Gaussians may lack a spread."""
-    most = max(len(part.parameters) for part in parts)
-    filled = [
-        part.parameters
-        if len(part.parameters) == most
-        else (*part.parameters, torch.zeros_like(part.parameters[0]))
-        for part in parts
-    ]
-    return type(parts[0])(*(torch.cat(column) for column in zip(*filled, strict=True)))
 
 
 def _entropy(probs: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from typing import final
+from typing import cast, final
 
 import torch
 from torch import Tensor
@@ -144,7 +144,10 @@ class Stepper:
             size = log_prob.shape[-2] * log_prob.shape[-1]
             per_value, per_nat = _slopes(num_data, size, beta, kl.dtype)
             to_f, *to_likelihood = vjp(per_value.expand_as(log_prob))
-            found = [*model.backward(kept, to_f, per_nat.expand_as(kl)), *to_likelihood]
+            found = [
+                *model.backward(kept, cast(Tensor, to_f), per_nat.expand_as(kl)),
+                *to_likelihood,
+            ]
             result = Elbo(num_data * log_prob.mean((-2, -1)), kl, beta)
         parameters = zip(self._parameters, self._places, strict=True)
         return result, [found[i] if p.requires_grad else None for p, i in parameters]
