@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from reproduction.__main__ import main
+from reproduction.gaps.methods import BEFORE
 from reproduction.gaps.report import markdown
 from reproduction.gaps.summary import summarise
 from reproduction.gaps.work import scores
@@ -60,7 +61,7 @@ def test_a_quick_run_resumes(uci_root: str, tmp_path: Path) -> None:
     assert len(records.splitlines()) == 4
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert [row["num_splits"] for row in summary["gaps"]] == [2, 2]
-    assert [row["method"] for row in summary["few"]] == ["WHVIRegressor"]
+    assert [row["method"] for row in summary["few"]] == [BEFORE, "WHVIRegressor"]  # of one fit
     page = (tmp_path / "README.md").read_text()
     assert "A quick run" in page
     assert (tmp_path / "gaps.svg").exists()

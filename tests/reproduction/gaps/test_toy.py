@@ -91,6 +91,5 @@ def test_the_committed_chains_are_of_this_toy() -> None:
     assert next(iter(read_toy(RECORD.parent))) == NUTS
 
 
-@pytest.mark.xfail(strict=True, reason="the chains are still running: 1.11 in the gap so far")
 def test_the_committed_chains_have_mixed() -> None:
     assert max(json.loads(RECORD.read_text())["rhat"]) <= 1.05
