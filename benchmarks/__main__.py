@@ -11,6 +11,7 @@ import torch
 
 from benchmarks import (
     column,
+    compile,
     conv,
     gp,
     memory,
@@ -39,6 +40,7 @@ SECTIONS: dict[str, ModuleType] = {
     "training": training,
     "column": column,
     "conv": conv,
+    "compile": compile,
     "sharing": sharing,
     "gp": gp,
 }
