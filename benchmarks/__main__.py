@@ -11,6 +11,7 @@ import torch
 
 from benchmarks import (
     column,
+    compile,
     conv,
     gp,
     linearized,
@@ -40,6 +41,7 @@ SECTIONS: dict[str, ModuleType] = {
     "training": training,
     "column": column,
     "conv": conv,
+    "compile": compile,
     "sharing": sharing,
     "gp": gp,
     "linearized": linearized,

@@ -140,6 +140,7 @@ FLOORS = [
         for width, bound in ((16, 2.5), (32, 2.0), (64, 1.7), (128, 1.5), (256, 1.4))
     ],
     Floor("conv", {"quantity": "peak memory"}, "whvi", "nn.Conv2d", at_most=1.4),
+    Floor("compile", {"gradients": "False"}, "compiled", "eager", at_most=1),
     Floor("column", {}, "whvi", "nn.Linear", at_most=1),
     Floor("sharing", {"quantity": "99th percentile"}, "2 threads", "1 thread", at_most=2),
     Floor(

@@ -348,3 +348,28 @@ def test_one_node_lets_the_model_go() -> None:
     del model
     gc.collect()
     assert gone() is None
+
+
+class Remembering(nn.Module):
+    """Keeps its last output, as user modules do."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.last = x.detach()
+        return x
+
+
+@needs_kernel
+def test_modules_with_tensors_as_attributes() -> None:
+    model = nn.Sequential(WHVILinear(5, 16), Remembering(), WHVILinear(16, 1))
+    model[0].note = torch.ones(3)
+    x, y = torch.randn(7, 5), torch.randn(7)
+    for _ in range(3):
+        elbo(model, Gaussian(), x, y, num_data=7).value.backward()
+        model[0].note = torch.ones(3)
+    gone = weakref.ref(model[1].last)
+    del model[1].last
+    assert gone() is None
+    model = nn.Sequential(model[0], nn.ReLU(), model[2])
+    for _ in range(3):
+        elbo(model, Gaussian(), x, y, num_data=7).value.backward()
+        model[0].note = torch.ones(3)

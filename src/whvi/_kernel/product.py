@@ -88,7 +88,7 @@ def product(operands: Given, plan: BlockPlan | None, seed: int | Tensor = 0) -> 
     if plan is not None and is_compiling() and _can_be_an_operator(operands):
         stream = seed if isinstance(seed, Tensor) else None
         # apply() is not annotated in torch.
-        made: Tensor = _TracedProduct.apply(*operands, stream, list(plan))  # type: ignore[no-untyped-call]
+        made: Tensor = _TracedProduct.apply(*operands, stream, plan.out_features)  # type: ignore[no-untyped-call]
         return made
     if can_fuse(operands):
         prepared = prepare(x.shape, s1.shape, g.shape, s2.shape, plan, scale is not None)
@@ -181,14 +181,6 @@ def prepare(
     return None if layout is None else PreparedProduct(layout, log_scale=plan is not None and noisy)
 
 
-def prepare_operands(operands: Given, plan: BlockPlan | None) -> PreparedProduct:
-    """Prepare the call of a layer, which always fits into the loops of the kernel."""
-    x, s1, g, s2, scale, _ = operands
-    found = prepare(x.shape, s1.shape, g.shape, s2.shape, plan, scale is not None)
-    assert found is not None
-    return found
-
-
 def _node(prepared: PreparedProduct) -> Any:
     """Make the autograd node of a prepared product: to hand it over at every call costs more."""
 
@@ -213,23 +205,23 @@ def _node(prepared: PreparedProduct) -> Any:
 
 
 class _TracedProduct(torch.autograd.Function):
-    """The product of operands, seed and plan, for a graph of torch.compile.
+    """The product of operands, seed and outputs, for a graph of torch.compile.
 
     A formula registered with the operator would do, and cost every call a walk through Python.
     """
 
     @staticmethod
     def forward(ctx: Any, *given: Any) -> Tensor:
-        *tensors, plan = given
+        *tensors, out_features = given
         ctx.save_for_backward(*tensors)
-        ctx.plan = plan
-        y: Tensor = torch.ops.whvi.product(*tensors, plan)
+        ctx.out_features = out_features
+        y: Tensor = torch.ops.whvi.product(*tensors, out_features)
         return y
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
         tensors, needs = ctx.saved_tensors, ctx.needs_input_grad[: len(Operands._fields)]
-        found = torch.ops.whvi.product_backward(grads[0], *tensors, ctx.plan, needs[0])
+        found = torch.ops.whvi.product_backward(grads[0], *tensors, ctx.out_features, needs[0])
         return (*(g if need else None for g, need in zip(found, needs, strict=True)), None, None)
 
 

@@ -8,20 +8,21 @@ are those of eager mode: seeds are tensors that the same generator fills when th
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from functools import lru_cache
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
-from whvi._kernel.layout import BlockPlan, views_of
+from whvi._kernel.layout import BlockPlan, Shape
 from whvi._kernel.noise import normal_from_seed
-from whvi._kernel.product import prepare_operands, product_backward, product_forward
+from whvi._kernel.product import PreparedProduct, prepare, product_backward, product_forward
 
 _LIBRARY = torch.library.Library("whvi", "DEF")
 _OPERANDS = "Tensor x, Tensor s1, Tensor g, Tensor s2, Tensor? scale, Tensor? bias"
-_LIBRARY.define(f"product({_OPERANDS}, Tensor? seed, int[] plan) -> Tensor")
+_LIBRARY.define(f"product({_OPERANDS}, Tensor? seed, int out_features) -> Tensor")
 _LIBRARY.define(
-    f"product_backward(Tensor grad, {_OPERANDS}, Tensor? seed, int[] plan, bool wants_x)"
+    f"product_backward(Tensor grad, {_OPERANDS}, Tensor? seed, int out_features, bool wants_x)"
     " -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)"
 )
 _LIBRARY.define("seed(Tensor(a!) order) -> Tensor")
@@ -50,24 +51,32 @@ def words(shape: Sequence[int]) -> Tensor:
     return found
 
 
-def _forward(*given: Any) -> Tensor:
-    *operands, seed, plan = given
-    prepared = prepare_operands(operands, BlockPlan(*plan))
-    return product_forward(operands, prepared, 0 if seed is None else int(seed), False)[0]
+@lru_cache(maxsize=4096)
+def _prepared(x: Shape, s1: Shape, g: Shape, out_features: int, noisy: bool) -> PreparedProduct:
+    """Prepare the call of a layer, which always fits into the loops of the kernel."""
+    plan = BlockPlan.for_shape(x[-1], out_features)
+    return cast(PreparedProduct, prepare(x, s1, g, s1, plan, noisy))
+
+
+def _forward(
+    x: Tensor, s1: Tensor, g: Tensor, s2: Tensor, scale: Any, bias: Any, seed: Any, outputs: int
+) -> Tensor:
+    prepared = _prepared(x.shape, s1.shape, g.shape, outputs, scale is not None)
+    operands, stream = (x, s1, g, s2, scale, bias), 0 if seed is None else int(seed)
+    return product_forward(operands, prepared, stream, False)[0]
 
 
 def _backward(grad: Tensor, *given: Any) -> tuple[Tensor, ...]:
-    *operands, seed, plan, wants_x = given
-    prepared = prepare_operands(operands, BlockPlan(*plan))
-    number = 0 if seed is None else int(seed)
-    found = product_backward(operands, prepared, number, None, grad, wants_x)
+    *operands, seed, outputs, wants_x = given
+    x, s1, g = (t.shape for t in operands[:3])
+    prepared = _prepared(x, s1, g, outputs, operands[4] is not None)
+    stream = 0 if seed is None else int(seed)
+    found = product_backward(operands, prepared, stream, None, grad, wants_x)
     return tuple(grad.new_empty(0) if g is None else g for g in found)
 
 
 def _fake_forward(*given: Any) -> Tensor:
-    *operands, _, plan = given
-    x, s1, g, s2 = (t.shape for t in operands[:4])
-    y: Tensor = operands[0].new_empty(views_of(x, s1, g, s2, BlockPlan(*plan)).out)
+    y: Tensor = given[0].new_empty((*given[0].shape[:-1], given[-1]))
     return y
 
 

@@ -242,6 +242,10 @@ class CompiledModel:
 
 # ---- for a model that may change between calls ---------------------------------------------------
 
+_VALUES: Any = dict.values
+_DTYPE = attrgetter("dtype")
+_KINDS = frozenset([*_LINKS, Tile])
+
 
 @final
 class _Snapshot:
@@ -255,25 +259,32 @@ class _Snapshot:
         modules = list(model.modules())
         self._below = modules[1:]  # not the model: it must not be kept alive from here
         self._attributes = [vars(module) for module in modules]
-        members = [(module._modules, module._parameters) for module in modules]
-        self._members = [member for pair in members for member in pair]
+        self._seen_attributes = [dict(attributes) for attributes in self._attributes]
+        self._members: list[dict[str, Any]] = []
+        for module in modules:
+            self._members += [module._modules, module._parameters]
         self._parameters = list(model.parameters())
         self._kept = self._contents()  # so that no identity comes back
-        self._seen = [dict(attributes) for attributes in self._attributes], self._state()
+        self._seen = self._state()
 
     def _contents(self) -> list[Any]:
-        return list(chain.from_iterable(map(dict.values, self._members)))
+        return list(chain.from_iterable(map(_VALUES, self._members)))
 
     def _state(self) -> tuple[Any, ...]:
         ps = self._parameters
-        storage = map(Tensor.data_ptr, ps), map(Tensor.size, ps), map(attrgetter("dtype"), ps)
-        return list(map(type, self._below)), list(map(id, self._contents())), *map(list, storage)
+        seen = (type, self._below), (id, self._contents()), (Tensor.data_ptr, ps), (Tensor.size, ps)
+        return tuple([list(map(*pair)) for pair in (*seen, (_DTYPE, ps))])
 
     @property
     def is_current(self) -> bool:
         """Whether modules, their attributes and their parameters are those that were seen."""
+        try:
+            same = self._attributes == self._seen_attributes
+        except (RuntimeError, ValueError):  # other arrays than before, which have no truth value
+            same = False
         return (
-            (self._attributes, self._state()) == self._seen
+            same
+            and self._state() == self._seen
             and (self.compiled is None or self.compiled.is_current)
             and not any(_hooks(nn_module, "_global"))
         )
@@ -290,6 +301,7 @@ def compiled_now(model: nn.Module) -> CompiledModel | None:
     """
     if (
         type(model) is not nn.Sequential
+        or not _KINDS.issuperset(map(type, model._modules.values()))
         or is_tracing()
         or is_transformed()
         or torch.is_autocast_enabled("cpu")
