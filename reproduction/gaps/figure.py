@@ -44,6 +44,13 @@ def _panel(axis: Any, records: Sequence[Record], methods: Sequence[str]) -> None
     axis.tick_params(axis="y", which="both", labelsize=7)
 
 
+_TITLES = {
+    "NUTS": "NUTS, the posterior itself",
+    "whvi": "variational posterior of g",
+    "whvi-linearized": "linearised, all parameters",
+}
+
+
 def draw_toy(fits: Mapping[str, ToyFit], path: Path) -> None:
     """Write mean ± 2 standard deviations of ``f``, one panel per method, as PNG and SVG."""
     figure = Figure(figsize=(3.6 * len(fits), 3.2), layout="constrained")
@@ -54,7 +61,7 @@ def draw_toy(fits: Mapping[str, ToyFit], path: Path) -> None:
         axis.fill_between(toy.GRID, low, high, alpha=0.3, label="f: mean ± 2 std")
         axis.plot(toy.GRID, fit.mean)
         axis.plot(x[:, 0], y, ".", color="black", markersize=2, label="data")
-        axis.set(title=name, xlabel="x", ylim=(-4, 4))
+        axis.set(title=_TITLES.get(name, name), xlabel="x", ylim=(-4, 4))
     axes[0].set_ylabel("y")
     axes[0].legend(fontsize=7, loc="upper center")
     save_figure(figure, path, formats=("png", "svg"))

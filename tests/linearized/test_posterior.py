@@ -239,3 +239,15 @@ def test_the_state_of_another_model_is_refused():
 def test_the_public_name():
     assert whvi.linearize is linearize
     assert jacobian(network(), rows(2)).values.shape == (2, 1)
+
+
+def test_epistemic_and_aleatoric_add_up() -> None:
+    generator = torch.Generator().manual_seed(0)
+    model, likelihood = torch.nn.Linear(3, 1), Gaussian()
+    x = torch.randn(20, 3, generator=generator)
+    posterior = whvi.linearize(model, likelihood, (x, x.sum(-1)))
+    predictive = posterior.predictive(x)
+    spread = posterior.function_moments(x).variance.squeeze(-1).sqrt()
+    torch.testing.assert_close(predictive.epistemic, spread)
+    noise = posterior.fitted_likelihood.noise_scale.double().detach().expand(20)
+    torch.testing.assert_close(predictive.aleatoric, noise, rtol=1e-5, atol=1e-8)

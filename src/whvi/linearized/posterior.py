@@ -178,10 +178,10 @@ class LinearizedPosterior:
             noise = constant.unsqueeze(-2)
         scale = likelihood.target_scale.double().unsqueeze(-2)
         loc = mean * scale + likelihood.target_mean.double().unsqueeze(-2)
-        total = (variance + noise).sqrt() * scale
+        parts = [loc, (variance + noise).sqrt() * scale, variance.sqrt() * scale]
         if num_outputs == 1:
-            loc, total = loc.squeeze(-1), total.squeeze(-1)
-        return Predictive.gaussian(loc.unsqueeze(axes), total.unsqueeze(axes), batch_dims=axes)
+            parts = [part.squeeze(-1) for part in parts]
+        return Predictive.gaussian(*(part.unsqueeze(axes) for part in parts), batch_dims=axes)
 
     # More rows -----------------------------------------------------------------------------
 

@@ -12,8 +12,8 @@ that the mixture needs is learned from training rows:
 - *near* is what ``v`` is in the rows that a member left out;
 - *far* is what ``v`` is in the middle third of a column if the rows there are taken from the
   linear model, and the factor ``α`` on the variance is the one that suits their errors best;
-- few rows prove little: ``log α`` counts as 50 rows would say zero, and the share of *far* begins
-  at 0.98 and approaches 0.1, half of the way after 20 rows.
+- few rows prove little: ``log α`` is shrunk as if 20 rows said zero, and the share of *far* begins
+  at 0.98 and approaches 0.05, half of the way after 10 rows.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ _SLABS = 3  # that each member takes out in turn, of different columns
 _FEWEST_ROWS = 9  # of which a third can be taken out
 _MOST_OUTPUTS = 8  # which are differentiated one by one
 _FACTORS = torch.logspace(-2, 0.7, 28, dtype=torch.float64)
-_FACTOR_ROWS, _SHARE_ROWS = 50, 20
-_SHARES = (0.98, 0.1)  # of what is far, after no rows and after many
+_FACTOR_ROWS, _SHARE_ROWS = 20, 10
+_SHARES = (0.98, 0.05)  # of what is far, after no rows and after many
 _LEAST_WIDTH = 0.3
 
 
