@@ -24,7 +24,7 @@ from whvi.likelihoods import Categorical
 
 parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
 parser.add_argument("--quick", action="store_true", help="a few steps only")
-num_steps = 5 if parser.parse_args().quick else 120
+num_steps = 5 if parser.parse_args().quick else 40
 data = json.loads(Path(__file__).with_name("sentences.json").read_text())
 transformers.logging.disable_progress_bar()
 torch.manual_seed(0)
@@ -74,7 +74,7 @@ counts = [sum(p.numel() for p in ps) for ps in (trained, model.parameters())]
 print(f"{counts[0]:,} of {counts[1]:,} parameters are trained")
 
 likelihood, optimizer = Categorical(len(data["intents"])), torch.optim.Adam(trained, lr=4e-3)
-for step in range(num_steps):
+for _ in range(num_steps):
     bound = whvi.elbo(model, likelihood, x, y, num_data=len(train), beta=0.01)
     optimizer.zero_grad()
     (-bound.value / len(train)).backward()
