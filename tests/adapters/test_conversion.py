@@ -101,6 +101,63 @@ def test_draws_have_an_axis() -> None:
     assert f.shape == (4, 5, 4)
 
 
+def test_a_summary_counts_base_and_adapters() -> None:
+    found = whvi.summary(whvi.convert(mlp(), layers="2")).layers
+    assert [row.num_dense for row in found] == [6 * 12 + 12, 12 * 12 + 12, 12 * 3 + 3]
+    assert [row.num_parameters - row.num_dense for row in found] == [0, 4 * 16, 0]
+
+
+@pytest.mark.filterwarnings("ignore")  # of torch's own compiler
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_a_compiled_model_has_the_same_values_and_gradients(backend) -> None:
+    model, (x, _) = moved(whvi.convert(mlp(), layers=["0", "2"], num_blocks=2)), rows()
+    compiled = torch.compile(model, fullgraph=True, backend=backend)
+    both = []
+    for each in (model, compiled):
+        model.zero_grad()
+        with sampling(MeanWeights()):
+            y = each(x)
+        y.square().sum().backward()
+        gradients = [p.grad for p in model.parameters() if p.grad is not None]
+        both.append([y.detach(), *gradients])
+    assert len(both[0]) == 1 + 2 * 3
+    for one, other in zip(*both, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_autocast_gives_what_the_plain_layer_gives() -> None:
+    net, (x, _) = mlp(), rows()
+    model = whvi.convert(net)
+    with torch.autocast("cpu", torch.bfloat16), sampling(MeanWeights()):
+        assert torch.equal(model(x), net(x))
+        with sampling(LocalReparameterization()):
+            y = model(x)
+    assert y.dtype is torch.bfloat16
+    y.float().sum().backward()
+    assert model[0].adapters["default"].matrix.s1.grad.dtype is torch.float32
+
+
+def test_torch_fx_takes_an_adapted_layer_for_a_leaf() -> None:
+    model, (x, _) = whvi.convert(mlp()), rows()
+    traced = torch.fx.symbolic_trace(model)
+    with sampling(MeanWeights()):
+        assert torch.equal(traced(x), model(x))
+
+
+def test_attention_of_torch_reads_the_weight() -> None:
+    """It never calls its output projection, but multiplies by ``out_proj.weight``."""
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True).eval()
+    model, x = whvi.convert(layer, relative_scale=0.5), torch.randn(2, 5, 8)
+    # the plain layer has a fused path, so that only rounding is the same
+    torch.testing.assert_close(at_mean(model, x), layer(x), rtol=1e-5, atol=1e-6)
+    for each in ("linear1", "self_attn.out_proj"):
+        moved(model.get_submodule(each))
+    expected = whvi.unconvert(model)(x)
+    torch.testing.assert_close(at_mean(model, x), expected, rtol=1e-4, atol=1e-5)
+    assert not torch.allclose(expected, layer(x), atol=1e-3)
+
+
 @pytest.mark.parametrize("inplace", [False, True])
 def test_unconvert_merges_the_mean(inplace) -> None:
     for net, x in (images(torch.float64), (mlp().double(), rows()[0].double())):

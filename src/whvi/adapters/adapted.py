@@ -94,6 +94,11 @@ class Adapted(BayesianLayer):
             return deferred(lambda: base + change.mT, (*change.shape[:-2], *base.shape), base)
         return deferred(lambda: base + change.to(base.dtype), tuple(change.shape), base)
 
+    @property
+    def num_dense(self) -> int:
+        """Parameters of the plain layer, for :func:`whvi.summary`."""
+        return sum(p.numel() for p in self.base.parameters())
+
     @torch.no_grad()
     def merge(self) -> nn.Module:
         """Add the mean residual to the weights of the base, in place, and return the base."""
