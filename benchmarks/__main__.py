@@ -10,6 +10,7 @@ from types import ModuleType
 import torch
 
 from benchmarks import (
+    adapters,
     column,
     compile,
     conv,
@@ -45,6 +46,7 @@ SECTIONS: dict[str, ModuleType] = {
     "sharing": sharing,
     "gp": gp,
     "linearized": linearized,
+    "adapters": adapters,
 }
 _RESULTS = Path(__file__).parent / "results"
 

@@ -152,4 +152,7 @@ FLOORS = [
     Floor("linearized", _POSTERIOR, "laplace-torch, torch.func", "whvi", at_least=10),
     Floor("linearized", _POSTERIOR, "whvi, with evidence", "training", at_most=3),
     Floor("linearized", {"work": "prediction"}, "whvi", "64 weight draws", at_most=3),
+    Floor("adapters", {"quantity": "convert"}, "whvi", at_most=1),
+    Floor("adapters", {"quantity": "forward"}, "whvi", "frozen, plain", at_most=1.5),
+    Floor("adapters", {"quantity": "step"}, "whvi", "LoRA (peft)", at_most=1),
 ]

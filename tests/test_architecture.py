@@ -22,7 +22,7 @@ ROWS = [
     {"_kernel", "transforms", "sampling"},
     {"functional", "priors", "posteriors"},
     {"layers", "likelihoods", "predictive", "functions"},
-    {"elbo", "training", "models", "gp", "linearized"},
+    {"adapters", "elbo", "training", "models", "gp", "linearized"},
     {"tabular", "plots", "report"},
     {"cli", "doctor", "__main__"},
 ]

@@ -12,6 +12,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from whvi.adapters import convert, unconvert
     from whvi.elbo import Elbo, elbo
     from whvi.errors import WhviError
     from whvi.functional import dense_matrix, noisy_structured_product, structured_product
@@ -68,6 +69,7 @@ __all__ = [
     "WHVIRegressor",
     "WeightDraws",
     "WhviError",
+    "convert",
     "dense_matrix",
     "draw_functions",
     "elbo",
@@ -84,9 +86,11 @@ __all__ = [
     "sampling",
     "structured_product",
     "summary",
+    "unconvert",
 ]
 
 _HOMES = {
+    "whvi.adapters": ("convert", "unconvert"),
     "whvi.elbo": ("Elbo", "elbo"),
     "whvi.errors": ("WhviError",),
     "whvi.tabular": (

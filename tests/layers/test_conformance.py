@@ -50,6 +50,15 @@ class TestPointWHVILinear(LayerSuite):
     case = Case(point, (5,), (7,), is_random=False, has_kl=False)
 
 
+class TestGridWHVILinear(LayerSuite):
+    case = Case(partial(WHVILinear, 5, 7, num_blocks=2), (5,), (7,))
+
+
+class TestLowRankGridWHVILinear(LayerSuite):
+    low_rank = partial(LowRankGaussian, rank=2)
+    case = Case(partial(WHVILinear, 6, 3, num_blocks=3, posterior=low_rank), (6,), (3,))
+
+
 class TestOneOutputWHVILinear(LayerSuite):
     case = Case(partial(WHVILinear, 11, 1), (11,), (1,))
 

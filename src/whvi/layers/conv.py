@@ -21,6 +21,7 @@ from torch import Tensor
 
 from whvi._checks import check_dtype, check_positive_int
 from whvi.errors import ConfigError, ShapeError
+from whvi.layers.grid import GridMatrix
 from whvi.layers.linear import Device, RandomAffine, structured_matrix
 from whvi.layers.matrix import DenseGaussianMatrix, RandomMatrix
 from whvi.layers.random_scales import RandomScalesMatrix
@@ -151,10 +152,11 @@ class WHVIConv(RandomConv):
     Args:
         in_channels, out_channels, kernel_size, stride, padding, dilation, groups, bias,
             padding_mode: As in ``torch.nn.Conv1d/2d/3d``.
-        posterior, prior, scales, bias_posterior, batch_shape: As in :class:`whvi.WHVILinear`.
+        posterior, prior, scales, num_blocks, bias_posterior, batch_shape: As in
+            :class:`whvi.WHVILinear`.
     """
 
-    matrix: StructuredMatrix | RandomScalesMatrix
+    matrix: StructuredMatrix | RandomScalesMatrix | GridMatrix
 
     def __init__(
         self,
@@ -171,6 +173,7 @@ class WHVIConv(RandomConv):
         posterior: str | PosteriorFactory = "diagonal",
         prior: str | Prior | PriorFactory = "empirical_bayes",
         scales: str = "optimised",
+        num_blocks: int = 1,
         bias_posterior: str | PosteriorFactory | None = None,
         batch_shape: tuple[int, ...] = (),
         device: Device = None,
@@ -179,7 +182,7 @@ class WHVIConv(RandomConv):
         window = make_window(self.num_axes, kernel_size, stride, padding, dilation, padding_mode)
         sizes = _matrix_size(in_channels, out_channels, groups, window)
         matrix = structured_matrix(
-            scales, *sizes, posterior=posterior, prior=prior,
+            scales, num_blocks, *sizes, posterior=posterior, prior=prior,
             batch_shape=(*batch_shape, groups) if groups > 1 else batch_shape,
             device=device, dtype=dtype,
         )  # fmt: skip

@@ -14,6 +14,7 @@ from whvi._checks import check_dtype, check_last_dim
 from whvi._kernel.backend import autocast_dtype, without_autocast
 from whvi.errors import ConfigError, ShapeError
 from whvi.layers.deferred import deferred
+from whvi.layers.grid import GridMatrix
 from whvi.layers.matrix import DenseGaussianMatrix, OutputMoments, RandomMatrix, WeightMoments
 from whvi.layers.protocol import BayesianLayer, as_fx_leaf
 from whvi.layers.random_scales import RandomScalesMatrix
@@ -268,13 +269,17 @@ class RandomLinear(RandomAffine):
 
 
 def structured_matrix(
-    scales: str, in_features: int, out_features: int, **options: Any
-) -> StructuredMatrix | RandomScalesMatrix:
+    scales: str, num_blocks: int, in_features: int, out_features: int, **options: Any
+) -> StructuredMatrix | RandomScalesMatrix | GridMatrix:
     """Make the matrix of a layer whose scales are ``"optimised"`` or ``"gaussian"``."""
+    if scales not in ("optimised", "gaussian"):
+        raise ConfigError(f"scales must be 'optimised' or 'gaussian', got {scales!r}")
+    if num_blocks != 1:
+        if scales == "gaussian":
+            raise ConfigError(f"scales='gaussian' needs num_blocks=1, got {num_blocks!r}")
+        return GridMatrix(in_features, out_features, num_blocks, **options)
     if scales == "gaussian":
         return RandomScalesMatrix(in_features, out_features, **options)
-    if scales != "optimised":
-        raise ConfigError(f"scales must be 'optimised' or 'gaussian', got {scales!r}")
     return StructuredMatrix(in_features, out_features, **options)
 
 
@@ -293,11 +298,13 @@ class WHVILinear(RandomLinear):
             ``"standard_normal"``, or a :class:`whvi.priors.Prior` such as ``FixedPrior(0.1)``.
         scales: ``"optimised"``: ``s1`` and ``s2`` are parameters. ``"gaussian"``: they have fully
             factorized Gaussian posteriors and the prior ``N(0, I)``.
+        num_blocks: Slices of the input with blocks of their own: more parameters, about in
+            proportion (:class:`whvi.layers.grid.GridMatrix`), as heads for many classes need.
         bias_posterior: ``None`` for a deterministic bias (recommended), else its posterior.
         batch_shape: ``(R,)`` for R independent replicas trained in one pass.
     """
 
-    matrix: StructuredMatrix | RandomScalesMatrix
+    matrix: StructuredMatrix | RandomScalesMatrix | GridMatrix
 
     def __init__(
         self,
@@ -308,13 +315,14 @@ class WHVILinear(RandomLinear):
         posterior: str | PosteriorFactory = "diagonal",
         prior: str | Prior | PriorFactory = "empirical_bayes",
         scales: str = "optimised",
+        num_blocks: int = 1,
         bias_posterior: str | PosteriorFactory | None = None,
         batch_shape: tuple[int, ...] = (),
         device: Device = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         matrix = structured_matrix(
-            scales, in_features, out_features, posterior=posterior, prior=prior,
+            scales, num_blocks, in_features, out_features, posterior=posterior, prior=prior,
             batch_shape=batch_shape, device=device, dtype=dtype,
         )  # fmt: skip
         super().__init__(matrix, bias, bias_posterior)

@@ -151,7 +151,7 @@ class RandomScalesMatrix(RandomMatrix):
 
     def moments(self) -> WeightMoments:
         """Return mean and covariance of ``vec(W)`` by the products of second moments."""
-        check_num_weights(self.plan)
+        check_num_weights(self.plan.num_weights)
         mean, first, second = self.mean.flatten(-2), *self._indices()
         products = [
             _second_moment(q, index)

@@ -131,20 +131,10 @@ class StructuredMatrix(RandomMatrix):
         padded = functional.pad(x, (0, self.plan.block_size**2 - self.in_features))
         return column_features(padded, self._over(x, self.s1), self._over(x, self.s2))
 
-    def _jacobian(self) -> Tensor:
-        """``∂ vec(W) / ∂ g``, shape ``(*batch_shape, out·in, K·D)``: ``W`` is linear in ``g``."""
-        unit = torch.eye(self.plan.vector_size, dtype=self.s1.dtype, device=self.s1.device)
-        units = unit.expand(*self.batch_shape, *unit.shape)
-        return self.dense(units).flatten(-2).transpose(-1, -2)
-
     def moments(self) -> WeightMoments:
         """Return mean and covariance ``J Σ Jᵀ`` of ``vec(W)`` (Figure 1 of the paper)."""
-        check_num_weights(self.plan)
-        jacobian = self._blocks(self._jacobian())  # (..., out·in, K, D)
-        covariance = self.posterior.covariance()
-        spread = torch.einsum("...wkd,...kde->...wke", jacobian, covariance)
-        total = torch.einsum("...wke,...vke->...wv", spread, jacobian)
-        return WeightMoments(self.mean.flatten(-2), total)
+        check_num_weights(self.plan.num_weights)
+        return moments_of(self)
 
     def output_moments(self, x: Tensor) -> OutputMoments:
         r"""Return exact mean and variance of ``W x`` (equation 3), without sampling.
@@ -167,7 +157,7 @@ class StructuredMatrix(RandomMatrix):
         if self.out_features == 1:
             features = self._column_features(x).unsqueeze(-2)
         else:
-            features = x.unsqueeze(-1) * self._over(x, self._jacobian(), 2)  # (..., out, D)
+            features = x.unsqueeze(-1) * self._over(x, jacobian_of(self), 2)  # (..., out, D)
         through = (features.unsqueeze(-2) @ covariance.unsqueeze(-3)).squeeze(-2)
         return (through * features).sum(-1)
 
@@ -192,11 +182,28 @@ def trim_blocks(blocks: Tensor, plan: BlockPlan) -> Tensor:
     return blocks.flatten(-3, -2)[..., : plan.out_features, : plan.in_features]
 
 
-def check_num_weights(plan: BlockPlan) -> None:
+def jacobian_of(matrix: RandomMatrix) -> Tensor:
+    """``∂ vec(W) / ∂ g``, shape ``(*batch_shape, out·in, K·D)``, of a ``W`` linear in ``g``."""
+    loc = matrix.posterior.loc
+    unit = torch.eye(loc.shape[-1], dtype=loc.dtype, device=loc.device)
+    units = unit.expand(*matrix.batch_shape, *unit.shape)
+    return matrix.dense(units).flatten(-2).transpose(-1, -2)
+
+
+def moments_of(matrix: RandomMatrix) -> WeightMoments:
+    """Return mean and covariance ``J Σ Jᵀ`` of ``vec(W)`` for a ``W`` linear in ``g``."""
+    posterior = matrix.posterior
+    jacobian = posterior.blocks(jacobian_of(matrix))  # (..., out·in, K, D)
+    spread = torch.einsum("...wkd,...kde->...wke", jacobian, posterior.covariance())
+    total = torch.einsum("...wke,...vke->...wv", spread, jacobian)
+    return WeightMoments(matrix.mean.flatten(-2), total)
+
+
+def check_num_weights(num_weights: int) -> None:
     """Refuse to form the covariance of more weights than fit in memory."""
-    if plan.num_weights > _MOST_WEIGHTS:
+    if num_weights > _MOST_WEIGHTS:
         raise ShapeError(
-            f"the covariance of {plan.num_weights} weights does not fit in memory; "
+            f"the covariance of {num_weights} weights does not fit in memory; "
             f"at most {_MOST_WEIGHTS} weights are taken: use sample() instead"
         )
 

@@ -81,6 +81,6 @@ def _bayesian_row(name: str, layer: BayesianLayer, kl: float) -> LayerSummary:
 
 def _num_dense(layer: BayesianLayer) -> int:
     if not isinstance(layer, RandomAffine):
-        return 0
+        return int(getattr(layer, "num_dense", 0))
     num_biases = layer.weight_shape[0] if layer.has_bias else 0
     return math.prod(layer.weight_shape) + num_biases

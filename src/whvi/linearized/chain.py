@@ -25,6 +25,7 @@ from whvi._kernel.jacobian import row_gradients
 from whvi._kernel.product import block_linear
 from whvi.functional import dense_matrix
 from whvi.layers import MCDropout, MeanFieldLinear, WHVILinear
+from whvi.layers.grid import GridMatrix
 from whvi.layers.sines import Sine, Tile
 from whvi.posteriors import PlanarFlow, Posterior
 from whvi.sampling import MeanWeights, sampling
@@ -197,7 +198,8 @@ def _link_of(module: nn.Module) -> Link | None:
     if isinstance(module, WHVILinear | MeanFieldLinear) and _mean_is_loc(module):
         if isinstance(module, MeanFieldLinear):
             return Dense(module, module.matrix.posterior.loc)
-        return (Column if module.matrix.plan.is_column else Blocks)(module)
+        if not isinstance(module.matrix, GridMatrix):
+            return (Column if module.matrix.plan.is_column else Blocks)(module)
     return None
 
 
