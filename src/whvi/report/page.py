@@ -185,6 +185,7 @@ def far_warnings(far: np.ndarray) -> list[str]:
 def model_card(model: Any) -> list[tuple[str, str]]:
     """Describe how a fitted estimator was trained, as names and values."""
     training = model.training_summary_
+    members = training["num_members"]
     units = "" if hasattr(model, "classes_") else ", for the standardized target"
 
     def nats(mnll: float | None) -> str:
@@ -196,9 +197,9 @@ def model_card(model: Any) -> list[tuple[str, str]]:
         ("columns", str(len(model.schema_.columns))),
         ("training rows", number(training["num_rows"])),
         ("likelihood", str(model.likelihood_)),
-        ("networks in the ensemble", number(training["num_members"])),
+        ("networks in the ensemble", number(members)),
         ("hidden layers", " × ".join(map(str, training["hidden_layer_sizes"])) or "none"),
-        ("parameters of one network", number(training["num_parameters"])),
+        ("parameters of one network", number(training["num_parameters"] // members)),
         ("steps", f"{number(training['steps'])} of {number(training['batch_size'])} rows"),
         ("learning rate", number(training["learning_rate"])),
         ("weight of the KL", f"{number(training['beta'])} (1 is the evidence lower bound)"),

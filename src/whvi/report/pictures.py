@@ -124,7 +124,7 @@ def effect_pictures(model: Any, x: pd.DataFrame) -> list[Picture]:
     for column in model.schema_.columns[:_MOST_EFFECTS]:
         name, values = column.name, _effect_values(column, x[column.name])
         if len(values) > 1:
-            predicted = {v: model.predict_dist(sample.assign(**{name: v})) for v in values}
+            predicted = {v: model.predict_dist(_with(sample, name, v)) for v in values}
             effects[name] = plots.feature_effect(predicted.__getitem__, values, label=label)
     if not effects:
         return []
@@ -132,6 +132,13 @@ def effect_pictures(model: Any, x: pd.DataFrame) -> list[Picture]:
     ends = with_margin(torch.cat(curves), 0.05)
     strongest = sorted(effects, key=lambda name: -_strength(effects[name]))
     return [_effect_picture(effects[name], x[name], target, ends) for name in strongest]
+
+
+def _with(table: pd.DataFrame, name: str, value: Any) -> pd.DataFrame:
+    """Return the table with one value in all rows of a column, whatever its name."""
+    changed = table.copy()
+    changed[name] = value
+    return changed
 
 
 def _strength(effect: plots.Effect) -> float:

@@ -86,7 +86,6 @@ class WHVIEstimator(SavedModel, BaseEstimator):  # type: ignore[misc]  # scikit-
     max_iter: int | None = None
     beta: float | None = None
     validation_fraction: float | None = None
-    imputer: str | None = None
     num_draws: int = 64
     linearize: bool = True
     random_state: Any = None
@@ -130,7 +129,6 @@ class WHVIEstimator(SavedModel, BaseEstimator):  # type: ignore[misc]  # scikit-
             named=named,
             target_names=targets.names,
             target_kind=targets.kind,
-            impute=self.imputer is not None,
         )
         encoded = schema.encode(table)
         scaling = Standardizer.fit(encoded)
@@ -217,8 +215,6 @@ class WHVIEstimator(SavedModel, BaseEstimator):  # type: ignore[misc]  # scikit-
 
     def _check_options(self) -> None:
         check_positive_int("num_draws", self.num_draws)
-        if self.imputer not in (None, "median"):
-            raise ConfigError(f"imputer must be None or 'median', got {self.imputer!r}")
         try:
             torch.empty(0, device=self.device)
         except (RuntimeError, TypeError) as error:
@@ -284,7 +280,7 @@ class WHVIEstimator(SavedModel, BaseEstimator):  # type: ignore[misc]  # scikit-
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
-        tags.input_tags.allow_nan = self.imputer is not None
+        tags.input_tags.allow_nan = True
         tags.input_tags.string = True
         tags.input_tags.categorical = True
         tags.non_deterministic = False

@@ -39,7 +39,7 @@ from whvi.tabular.predictor import (
 )
 
 FORMAT_NAME = "whvi-model"
-FORMAT_VERSION = 3
+FORMAT_VERSION = 4
 """Raised when names or meanings change; files of other versions are refused."""
 
 _NOT_A_DESCRIPTION = (
