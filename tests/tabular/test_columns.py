@@ -1,3 +1,4 @@
+import json
 from dataclasses import asdict
 
 import numpy as np
@@ -94,4 +95,4 @@ def test_a_category_is_a_text_whatever_the_type_of_the_column(code):
 def test_a_schema_survives_plain_values():
     table, _ = mixed_table()
     schema = learn(table)
-    assert TableSchema.from_dict(asdict(schema)) == schema
+    assert TableSchema.from_dict(json.loads(json.dumps(asdict(schema)))) == schema

@@ -186,7 +186,7 @@ def _training_columns(
                 if problem := category_problem(found[name], name):
                     problems[name] = problem
     drops = " ".join(f"--drop {shlex.quote(name)}" for name in problems)
-    advice = [f"to leave out what cannot be used: {drops}"] if problems else []
+    advice = [f"to leave out what cannot be used: {drops}"] * bool(problems)
     try:
         y = (labels_of if is_classifier else numbers_of)(table, target, kinds.get(target))
     except DataError as error:
@@ -279,6 +279,8 @@ def predict_table(
             f"{num_far} of {len(far)} rows are far from all training rows (first: row "
             f"{int((far > _FAR).argmax())}, counted from 0): the model knows little there"
         )
+    if not all(np.isfinite(each).all() for each in found[classes is not None :]):
+        raise DataError("the model predicts values that are not finite; it is not usable")
     predictions = pd.DataFrame(dict(zip(names, found, strict=True)), index=table.index)
     _write(output, pd.concat([table.original(keep), predictions], axis=1))
 
@@ -385,9 +387,8 @@ def open_output(output: str) -> Iterator[IO[Any]]:
 
 def _write(output: str, table: pd.DataFrame) -> None:
     cells = table.rename(columns=harmless)
-    for k in range(len(cells.columns)):
-        if cells.dtypes.iloc[k].kind == "O":
-            cells.isetitem(k, cells.iloc[:, k].map(harmless))
+    for k in [k for k, dtype in enumerate(cells.dtypes) if dtype.kind == "O"]:
+        cells.isetitem(k, cells.iloc[:, k].map(harmless))
     separator = "\t" if output.lower().removesuffix(".gz").endswith((".tsv", ".tab")) else ","
     if output.lower().endswith(_PACKED):
         from whvi.tabular.formats import write_packed

@@ -22,6 +22,7 @@ from sklearn.utils.validation import check_array, check_is_fitted, validate_data
 from torch import Tensor
 
 from whvi._checks import check_positive_int
+from whvi._files import conform
 from whvi.errors import ConfigError, DataError, ModelFileError
 from whvi.predictive import Predictive
 from whvi.tabular.calibration import calibrate
@@ -42,6 +43,19 @@ from whvi.training.process import keep_freed_memory, limited_threads
 _MIN_NLL_GAIN = 0.05
 """Nats per held-out row by which a later candidate must win: a second head costs the first one."""
 
+_SCORE = {"validation_mnll": (float, type(None)), "seconds": float}
+_COUNTS = ("num_rows", "num_members", "num_parameters", "steps", "batch_size")
+_TRAINING = {  # in a model file
+    "training_summary": {
+        **dict.fromkeys(_COUNTS, int),
+        "hidden_layer_sizes": [int],
+        "learning_rate": float,
+        "beta": float,
+        **_SCORE,
+    },
+    "candidates": [{"likelihood": str, **_SCORE}],
+    "noise_factor": float,
+}
 _SUMMARIES = ("training_summary_", "candidates_", "noise_factor_")
 
 Callback = Callable[[StepRecord], None]
@@ -271,6 +285,9 @@ class WHVIEstimator(SavedModel, BaseEstimator):  # type: ignore[misc]  # scikit-
             model, _ = predictor.architecture.build()
         load_tensors("model", model, content.tensors)
         training, columns = content.document["training"], predictor.schema.columns
+        conform({name: training[name] for name in _TRAINING}, _TRAINING, "training")
+        if training["training_summary"]["num_members"] != predictor.architecture.members:
+            raise ModelFileError("the summary is of another number of networks")
         for attribute in _SUMMARIES:
             setattr(self, attribute, training[attribute.rstrip("_")])
         self._adopt(predictor, model, History(**training["history"]))

@@ -17,6 +17,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from whvi._files import conform
 from whvi.errors import ConfigError, DataError, ShapeError
 
 if TYPE_CHECKING:
@@ -33,6 +34,15 @@ _FARTHEST = 1e6  # inputs so many standard deviations from the mean are moved to
 
 
 # Types and encoding ----------------------------------------------------------------------------
+
+
+_COLUMN = {
+    **dict.fromkeys(("name", "kind", "dtype"), str),
+    "categories": (list, type(None)),
+    **dict.fromkeys(("minimum", "maximum", "fill"), (float, type(None))),
+    "indicator": bool,
+}
+_SCHEMA = {"columns": [_COLUMN], "named": bool, "target_names": [str], "target_kind": str}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,6 +76,10 @@ class Column:
                 f"column {self.name!r} of kind {self.kind!r:.40} has categories "
                 f"{self.categories!r:.80}: only categorical columns have them, and need them"
             )
+        ends = [end for end in (self.minimum, self.fill, self.maximum) if end is not None]
+        known, right = self.categories or (), len(ends) in (0, 3) and ends == sorted(ends)
+        if not right or (ends and known) or len(set(known)) < len(known):
+            raise DataError(f"column {self.name!r} has range {ends}, categories {known!r:.80}")
 
     @property
     def width(self) -> int:
@@ -173,19 +187,18 @@ class TableSchema:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> TableSchema:
-        """Rebuild a schema from :func:`dataclasses.asdict`."""
+        """Rebuild a schema from :func:`dataclasses.asdict`, as JSON has it."""
+        conform(values, _SCHEMA, "schema")
         columns = []
         for entry in values["columns"]:
             known = entry["categories"]
+            conform(known or [], [str], "categories")
             columns.append(Column(**{**entry, "categories": None if known is None else (*known,)}))
-        if values["target_kind"] not in get_args(Kind):
-            raise DataError(f"targets cannot be of kind {values['target_kind']!r:.40}")
-        return cls(
-            columns=tuple(columns),
-            named=bool(values["named"]),
-            target_names=tuple(values["target_names"]),
-            target_kind=values["target_kind"],
-        )
+        names = [column.name for column in columns]
+        if values["target_kind"] not in get_args(Kind) or len(set(names)) < len(names):
+            raise DataError(f"a target of unknown kind, or names that occur twice: {names!r:.80}")
+        targets = tuple(values["target_names"])
+        return cls(**{**values, "columns": tuple(columns), "target_names": targets})
 
 
 def finite_numbers(values: pd.Series, name: str) -> NDArray[np.float64]:
