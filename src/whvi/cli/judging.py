@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from whvi.tabular.inputs import Column
     from whvi.tabular.predictor import Predictor
 
+_BLOCK = 2048  # rows that are judged at once: their components take memory
 _SCORES = {
     "num_rows": "rows",
     "rmse": "RMSE",
@@ -97,14 +98,16 @@ def _judged_rows(
 
 def _score(predictor: Predictor, x: pd.DataFrame, y: np.ndarray, level: float) -> dict[str, Any]:
     """Score predictions for ``x`` against ``y``, as plain values."""
-    from whvi.report.scores import label_numbers, score_labels, score_regression
+    from whvi.report.scores import label_numbers, score_blocks, score_probs
 
-    predictive = predictor.predict(x)
     if predictor.classes is not None:
-        return score_labels(predictive, label_numbers(predictor.classes, y)).as_dict()
+        probs = torch.as_tensor(predictor.evaluate(x, lambda p: p.probs))
+        return score_probs(probs, label_numbers(predictor.classes, y)).as_dict()
     check_one_target(predictor)
     levels = sorted({0.5, 0.8, 0.9, 0.95, level})
-    return score_regression(predictive, torch.as_tensor(y), levels=levels).as_dict()
+    parts = [slice(start, start + _BLOCK) for start in range(0, len(x), _BLOCK)]
+    blocks = ((predictor.predict(x.iloc[part]), torch.as_tensor(y[part])) for part in parts)
+    return score_blocks(blocks, levels=levels).as_dict()
 
 
 def _plain(value: Any) -> Any:

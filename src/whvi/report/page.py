@@ -52,7 +52,9 @@ def build_report(
         title=f"How well is {model.target_name_} predicted?",
         source=f"{source}: {count(len(x), 'row')}, {count(len(columns), 'column')}",
         warnings=[*data_warnings(model.schema_, x), *far_warnings(far)],
-        effects=pictures.effect_pictures(model, x),
+        effects=(effects := pictures.effect_pictures(model, x)),
+        shown=f"The {count(len(effects), 'strongest effect')} of {count(len(columns), 'column')}: "
+        "how far the mean prediction moves when only that column varies.",
         columns=[_describe(column, x[column.name]) for column in columns],
         card=model_card(model),
         training=pictures.training_pictures(model.history_, model.model_),
@@ -137,7 +139,7 @@ def _describe(column: Any, values: pd.Series) -> tuple[str, ...]:
         seen = count(len(column.categories), "value")
     elif column.minimum is not None:
         seen = f"{number(column.minimum)} to {number(column.maximum)}"
-    if column.categories is None and values.dtype.kind in "fiub":
+    if column.categories is None and values.dtype.kind in "fiub" and values.notna().any():
         numbers = values.to_numpy(dtype=np.float64, na_value=np.nan)
         quantiles = np.nanquantile(numbers, [0, 0.5, 1])
         return (column.name, column.kind, "", *map(number, quantiles), seen)
