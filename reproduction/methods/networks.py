@@ -34,7 +34,7 @@ from whvi.likelihoods import (
 )
 from whvi.models.mlp import LayerFactory
 from whvi.predictive import Predictive
-from whvi.tabular.inputs import NormalScores
+from whvi.tabular.ranks import NormalScores
 from whvi.tabular.networks import build_network, reset_network
 from whvi.tabular.training import train_finite
 from whvi.training import FitConfig, fit

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import math
 import os
 import secrets
 import stat
@@ -113,14 +114,45 @@ def unseal(payload: bytes) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """
     try:
         body = 8 + int.from_bytes(payload[:8], "little")
-        texts = json.loads(payload[8:body])["__metadata__"]
+        texts = json.loads(payload[8:body], object_pairs_hook=_unique)["__metadata__"]
         field = f'"sha256":"{texts["sha256"]}"'.encode()
         digest = hashlib.sha256(payload[:body].replace(field, _BLANK, 1))
         digest.update(memoryview(payload)[body:])
         if digest.hexdigest() != texts["sha256"]:
             raise ModelFileError("the SHA-256 does not match: the file is damaged")
         tensors = safetensors.torch.load(payload)
-        metadata = json.loads(texts["whvi"])
+        metadata = json.loads(texts["whvi"], object_pairs_hook=_unique)
     except (ValueError, KeyError, TypeError, RecursionError, SafetensorError) as error:
         raise ModelFileError(f"not a sealed safetensors file: {error}") from error
     return {name: tensor.clone() for name, tensor in tensors.items()}, metadata
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError(f"a key occurs twice among {[name for name, _ in pairs][:20]}")
+    return found
+
+
+def conform(value: Any, expected: Any, where: str) -> None:
+    """Refuse a JSON value that is not as ``expected``, which says so in its own shape.
+
+    Args:
+        value: What was read.
+        expected: Types (a tuple of them; ``float`` also takes integers, all must be finite), a
+            dictionary with just these keys, or a list of one element, for all elements.
+        where: Name of the value, for the error.
+    """
+    if isinstance(expected, dict) and isinstance(value, dict) and expected.keys() == value.keys():
+        for name, part in expected.items():
+            conform(value[name], part, f"{where}.{name}")
+    elif isinstance(expected, list) and isinstance(value, list):
+        for k, part in enumerate(value):
+            conform(part, expected[0], f"{where}[{k}]")
+    else:
+        types = expected if isinstance(expected, tuple) else (expected,)
+        right = type(value) in types or (float in types and type(value) is int)
+        if not right or (isinstance(value, float) and not math.isfinite(value)):
+            raise ModelFileError(f"{where} is {value!r:.80}, expected {expected!r:.80}")
+        if isinstance(value, str):
+            value.encode()  # refuses half a character, which could not be written again

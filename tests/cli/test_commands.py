@@ -100,7 +100,7 @@ def test_a_fit_is_a_function_of_its_seed(files, tmp_path):
 
 def frame_of(files):
     schema = load_model(files["house"]).schema_
-    return model_columns(TableOptions().read(files["new"], schema.kinds), schema, TableOptions())
+    return model_columns(TableOptions().open(files["new"]), schema, TableOptions())
 
 
 def test_a_checkpointed_fit_goes_on(files, tmp_path):

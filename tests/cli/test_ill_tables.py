@@ -16,6 +16,7 @@ import pytest
 
 from tests.cli.small_tables import QUICK, rows, write
 from whvi.cli import main
+from whvi.tabular import load_model
 
 WORKS = "works"
 COLUMNS = ["size", "age", "town", "price"]
@@ -45,9 +46,12 @@ TABLES = {
     "CRLF": (text(GOOD, end="\r\n"), WORKS, WORKS),
     "TSV": (text(GOOD, separator="\t"), WORKS, WORKS),
     "semicolons": (text(GOOD, separator=";"), WORKS, WORKS),
-    "NaN in X": (with_cell("size", "nan"), "'size' .*line 6", "'size' .*line 6"),
-    "empty cell in X": (with_cell("age", ""), "'age' .*line 6", "'age' .*line 6"),
-    "empty category": (with_cell("town", ""), "'town' .*line 6.*--impute", "'town' .*line 6"),
+    "NaN in X": (with_cell("size", "nan"), WORKS, WORKS),
+    "empty cell in X": (with_cell("age", ""), WORKS, WORKS),
+    "empty category": (with_cell("town", ""), WORKS, WORKS),
+    "an empty column": (with_column("age", lambda k: ""), WORKS, WORKS),
+    "an empty column of texts": (with_column("town", lambda k: "NA"), WORKS, WORKS),
+    "nothing but holes": (b"size,age,town,price\n,,,1\n,,,2\n", "no column holds", WORKS),
     "NaN in y": (with_cell("price", "nan"), "'price' .*line 6", WORKS),
     "infinity in X": (with_cell("size", "inf"), "'size' .*line 6", "'size' .*line 6"),
     "minus infinity in X": (with_cell("size", "-inf"), "not finite", "not finite"),
@@ -56,15 +60,30 @@ TABLES = {
     "a formula": (with_cell("age", "=1+1"), "'=1\\+1' .*line 6", "'=1\\+1' .*line 6"),
     "dates": (
         with_column("age", lambda k: f"2020-01-{k + 1:02d}"),
-        "'age' holds dates such as '2020-01-01'",
+        WORKS,
         "'age' holds '2020-01-01'.*not a",
+    ),
+    "dates of some country": (
+        with_column("age", lambda k: f"{k + 1}.01.2020"),
+        "'age' holds dates such as '1.01.2020'.* 2020-12-31; .* --drop age",
+        "'age' holds '1.01.2020'.*not a",
+    ),
+    "two wrong columns": (
+        with_cell("age", "old").replace(b"A", b"2020/1/1").replace(b"B", b"2020/1/2"),
+        "'age' holds 'old'.*'town' holds dates.*: --drop age --drop town",
+        "'age' holds 'old'",
+    ),
+    "thousands": (
+        with_column("size", lambda k: f'"1,{k:03d}"'),
+        "'1,000' looks like a decimal comma or a comma between thousands.* or --thousands ,",
+        "'1,000' looks like a decimal comma or a comma between thousands",
     ),
     "booleans": (with_column("age", lambda k: k % 2 == 0), WORKS, "'age' holds 'True'"),
     "other width": (b"size,age,price\n1,2,3\n4,5,6\n7,8,9\n", WORKS, "lacks 1 of 3.*'town'"),
     "other order": (text(GOOD, COLUMNS[::-1]), WORKS, WORKS),
     "an extra column": (text([{**r, "id": 1} for r in GOOD], [*COLUMNS, "id"]), WORKS, WORKS),
     "other names": (text(GOOD).replace(b"size", b"length"), WORKS, "'size'"),
-    "numbers for categories": (with_column("town", lambda k: k), WORKS, "'town' holds numbers"),
+    "numbers for categories": (with_column("town", lambda k: k), WORKS, WORKS),  # all unknown
     "an unseen category": (with_cell("town", "Z"), WORKS, WORKS),
     "1e30": (with_column("size", lambda k: 1e30 * (k - 9)), WORKS, WORKS),
     "1e-30": (with_column("size", lambda k: 1e-30 * (k - 9)), WORKS, WORKS),
@@ -91,7 +110,10 @@ TABLES = {
         "line 2, column 'size': .*--decimal ,",
     ),
     "duplicate names": (b"size,size,town,price\n1,2,A,3\n", "line 1: .*'size'", "line 1: .*'size'"),
-    "row labels": (b",size,age,town,price\n0,1,2,A,3\n", "has no name", "has no name"),
+    "row labels": (b",size,age,town,price\n0,1,2,A,3\n1,2,2,A,3\n", WORKS, WORKS),
+    "a column without a name": (b"size,,town,price\n1,2,A,3\n", "has no name", "has no name"),
+    "trailing commas": (text(GOOD).replace(b"\n", b",\n"), WORKS, WORKS),
+    "a column named self": (text(GOOD).replace(b"size", b"self"), WORKS, "'size'"),
     "no header": (b"1,2,3,4\n5,6,7,8\n", "expected column names.*header", "expected column names"),
     "binary": (b"\x80\x04\x95" + bytes(90), "binary", "binary"),
     "a spreadsheet": (b"PK\x03\x04" + bytes(90), "export it as CSV", "export it as CSV"),
@@ -140,15 +162,19 @@ def test_predict(case, files, tmp_path, capsys):
             assert all(math.isfinite(float(value)) for value in row.values())
 
 
-def test_missing_cells_are_filled_if_asked(tmp_path, capsys):
+def test_missing_cells_are_ordinary(tmp_path, capsys):
     data, model = tmp_path / "t.csv", str(tmp_path / "m")
     table = [dict(row) for row in GOOD]
     table[3]["size"], table[5]["town"] = "", ""
     write(data, COLUMNS, table)
-    call = ["fit", str(data), "-t", "price", "--impute", "-o", model, "--likelihood", "gaussian"]
+    call = ["fit", str(data), "-t", "price", "-o", model, "--likelihood", "gaussian"]
     assert main([*call, *QUICK]) == 0
     assert main(["predict", model, str(data)]) == 0
     assert "nan" not in capsys.readouterr().out
+    for line in (",3,A", ",,", "1,,A"):  # one row, and columns without any value
+        data.write_text(f"size,age,town\n{line}\n")
+        assert main(["predict", model, str(data), "-q"]) == 0
+        assert "nan" not in capsys.readouterr().out
 
 
 def test_extra_columns_and_unseen_categories_are_told_by_name(files, tmp_path, capsys):
@@ -197,6 +223,54 @@ def test_a_category_stays_a_text_whatever_the_other_rows_hold(tmp_path, capsys):
     assert found["mixed"][0] != found["mixed"][1]
 
 
+def test_kinds_of_columns_can_be_given(tmp_path, capsys):
+    data, model = tmp_path / "t.csv", str(tmp_path / "m")
+    data.write_text("code,x,y\n" + "".join(f"0{k % 3},{k},{k % 7}\n" for k in range(40)))
+    call = ["fit", str(data), "-t", "y", "-o", model, "--likelihood", "gaussian", *QUICK]
+    assert main([*call, "--categorical", "code"]) == 0
+    assert load_model(model).schema_.columns[0].categories == ("00", "01", "02")
+    data.write_text("code,x,y\n" + "".join(f"{k},{k},{k % 7}\n" for k in range(9)) + "n.v.,1,2\n")
+    assert main([*call, "--numeric", "code"]) == 2
+    assert (
+        "'code' holds 'n.v.' (first in line 11), which is not a number" in capsys.readouterr().err
+    )
+    assert main([*call, "--na-values", "n.v."]) == 0
+    assert load_model(model).schema_.columns[0].indicator
+    assert main([*call, "--numeric", "cod"]) == 2
+    assert "did you mean 'code'" in capsys.readouterr().err
+
+
+def test_a_prediction_does_not_depend_on_the_other_rows(tmp_path, capsys):
+    """Any subset, any order: codes, numbers, dates, unknown and missing cells."""
+    header, codes = "code,x,day,flag", ["01", "1", "x", "y", ""]
+    train = [
+        f"{codes[k % 5]},{k if k % 6 else ''},2020-01-{k % 28 + 1:02d},{k % 2 == 0}"
+        for k in range(80)
+    ]
+    data, model = tmp_path / "t.csv", str(tmp_path / "m")
+    data.write_text(f"{header},y\n" + "".join(f"{row},{k % 9}\n" for k, row in enumerate(train)))
+    call = ["fit", str(data), "-t", "y", "-o", model, "--likelihood", "gaussian", *QUICK]
+    assert main(call) == 0
+    rows_ = [
+        "01,1,2020-05-05,True",
+        "1,none,,False",
+        "7,2e3,2020-05-05 10:00,True",
+        ",,,",
+        *train[:9],
+    ]
+
+    def predicted(lines):
+        data.write_text("\n".join([header, *lines]) + "\n")
+        capsys.readouterr()
+        assert main(["predict", model, str(data), "-q"]) == 0
+        return capsys.readouterr().out.splitlines()[1:]
+
+    together = predicted(rows_)
+    assert [predicted([row])[0] for row in rows_] == together
+    assert predicted(rows_[::-1]) == together[::-1]
+    assert predicted(rows_[2:7]) == together[2:7]
+
+
 def test_labels_keep_their_leading_zeros(tmp_path, capsys):
     data, model = tmp_path / "t.csv", str(tmp_path / "m")
     data.write_text("x,y\n" + "".join(f"{k % 3},{['01', '1', 'x'][k % 3]}\n" for k in range(60)))
@@ -204,6 +278,17 @@ def test_labels_keep_their_leading_zeros(tmp_path, capsys):
     data.write_text("x,y\n0,01\n0,01\n")
     assert main(["evaluate", model, str(data), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["num_rows"] == 2
+
+
+def test_labels_that_are_all_codes_keep_their_text(tmp_path, capsys):
+    data, model = tmp_path / "t.csv", str(tmp_path / "m")
+    data.write_text("x,y\n" + "".join(f"{k % 3},00{k % 3}\n" for k in range(60)))
+    call = ["fit", str(data), "-t", "y", "-o", model, *QUICK, "--task", "classification"]
+    assert main(call) == 0
+    assert load_model(model).classes_.tolist() == ["000", "001", "002"]
+    assert main(["predict", model, str(data)]) == 0
+    assert "p_001" in capsys.readouterr().out.splitlines()[0]
+    assert main(["evaluate", model, str(data)]) == 0
 
 
 def test_kept_columns_are_copied_as_they_are(files, tmp_path, capsys):
@@ -214,11 +299,23 @@ def test_kept_columns_are_copied_as_they_are(files, tmp_path, capsys):
     assert kept == ["id", "007", "-8", ""]
 
 
+def test_kept_columns_of_the_model_are_copied_too(files, tmp_path, capsys):
+    """They are numbers for the model, and texts for the reader."""
+    cells = ["100000000000000000", "00001", "1e3", "NA", "5."]
+    data = tmp_path / "t.csv"
+    data.write_text("size,age,town\n" + "".join(f"{cell},2,A\n" for cell in cells))
+    assert main(["predict", files["house"], str(data), "--keep", "size", "-q"]) == 0
+    assert [line.split(",")[0] for line in capsys.readouterr().out.splitlines()[1:]] == cells
+
+
 def test_a_column_of_identifiers_is_refused(tmp_path, capsys):
     data = tmp_path / "t.csv"
     data.write_text("who,x,y\n" + "".join(f"person {k},{k},{k}\n" for k in range(60)))
     assert main(["fit", str(data), "-t", "y", "-o", str(tmp_path / "m")]) == 2
     assert "60 different texts" in capsys.readouterr().err
+    assert (
+        main(["fit", str(data), "-t", "y", "-o", str(tmp_path / "m"), "--drop", "who", *QUICK]) == 0
+    )
 
 
 def test_a_label_that_training_did_not_have(files, tmp_path, capsys):

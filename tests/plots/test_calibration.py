@@ -95,6 +95,14 @@ def test_long_names_leave_space_for_the_plot(ax):
     svg_text(ax.figure, name="x")  # matplotlib warns if no space is left
 
 
+def test_the_names_of_fifty_classes_do_not_overlap(ax):
+    labels = torch.arange(50)
+    plot_confusion(ax, labels, labels, [f"class {k}" for k in range(50)])
+    height = ax.figure.get_size_inches()[1] * 72 * ax.get_position().height / 50  # points
+    assert all(text.get_fontsize() <= 1.05 * height for text in ax.get_yticklabels())
+    assert all(text.get_rotation() == 90 for text in ax.get_xticklabels())
+
+
 def test_a_label_without_a_name_is_refused(ax):
     with pytest.raises(ShapeError, match="outside the range of the 2 names"):
         plot_confusion(ax, torch.tensor([0]), torch.tensor([2]), ["a", "b"])

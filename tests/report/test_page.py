@@ -107,7 +107,7 @@ def test_the_page_says_what_it_should(page):
 def test_every_text_is_escaped():
     """A hostile text in every place that the template fills."""
     drawn = [Picture(HOSTILE, "<svg></svg>", HOSTILE)]
-    names = ("title", "source", "version")
+    names = ("title", "source", "version", "shown")
     lists = ("warnings", "sentences")
     tables = ("tiles", "scores", "columns", "card")
     page = render(
@@ -124,6 +124,29 @@ def test_every_text_is_escaped():
     assert reader.labels == [f"{HOSTILE}. {HOSTILE}"] * 3
     assert page.count("&lt;script&gt;alert(1)&lt;/script&gt;") >= 20
     assert "{{ 7 * 7 }}" in page  # texts are not templates
+
+
+def titles(page):
+    return re.findall(r"Effect of [a-z0-9]+", page)
+
+
+def test_the_strongest_effects_are_shown_wherever_their_column_stands():
+    rng = np.random.default_rng(0)
+    x = pd.DataFrame(rng.normal(size=(80, 15)), columns=[f"c{k}" for k in range(15)])
+    x["empty"], x["c3"] = np.nan, x["c3"].where(rng.random(80) > 0.2)
+    model = WHVIRegressor(likelihood="gaussian", **{**QUICK, "max_iter": 300})
+    page = build_report(model.fit(x, 5 * x["c14"]), x, 5 * x["c14"])
+    assert titles(page)[0] == "Effect of c14"
+    assert len(set(titles(page))) == 12
+    assert "The 12 strongest effects of 16 columns" in page
+
+
+def test_every_class_has_effects():
+    rng = np.random.default_rng(0)
+    x = pd.DataFrame(rng.normal(size=(90, 2)), columns=["a", "b"])
+    y = pd.Series(np.digitize(x["a"], [-0.5, 0.5])).map({0: "low", 1: "mid", 2: "high"})
+    page = build_report(WHVIClassifier(**QUICK).fit(x, y), x, y)
+    assert "The 6 strongest effects" in page  # two columns on three classes
 
 
 def test_hostile_names_of_table_target_and_classes():

@@ -9,7 +9,7 @@ import torch
 from whvi.errors import ShapeError
 from whvi.metrics import crps
 from whvi.predictive import Predictive
-from whvi.report.scores import pit_values, score_labels, score_regression
+from whvi.report.scores import pit_values, score_blocks, score_labels, score_regression
 
 
 @pytest.fixture
@@ -69,3 +69,14 @@ def test_scores_of_labels(num_classes, generator):
 def test_one_class_in_the_table_has_no_ranking():
     predictive = Predictive.categorical(torch.zeros(2, 5, 2))
     assert score_labels(predictive, torch.zeros(5)).auroc is None
+
+
+def test_blocks_of_rows_have_the_scores_of_all(generator):
+    loc = torch.randn(5, 300, dtype=torch.float64, generator=generator)
+    y = torch.randn(300, dtype=torch.float64, generator=generator)
+    together = score_regression(Predictive.gaussian(loc, torch.ones_like(loc)), y).as_dict()
+    parts = [slice(k, k + 70) for k in range(0, 300, 70)]
+    blocks = ((Predictive.gaussian(loc[:, p], torch.ones_like(loc[:, p])), y[p]) for p in parts)
+    found = score_blocks(blocks).as_dict()
+    assert found.pop("intervals") == together.pop("intervals")
+    assert found == pytest.approx(together, rel=1e-12)  # sums in another order

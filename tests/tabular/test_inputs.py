@@ -10,7 +10,8 @@ from hypothesis.extra import numpy as hnp
 
 from reproduction.data import random_splits, stack_replicas, standardize_replicas
 from whvi.errors import ConfigError, DataError, ShapeError
-from whvi.tabular.inputs import NormalScores, Standardizer
+from whvi.tabular.inputs import Standardizer
+from whvi.tabular.ranks import NormalScores
 
 EPS = np.finfo(np.float64).eps
 

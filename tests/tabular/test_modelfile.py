@@ -1,6 +1,7 @@
 """Round trips, and files that are damaged (F1), untrue (F2) or hostile (F3)."""
 
 import copy
+import json
 import os
 import random
 import subprocess
@@ -151,6 +152,25 @@ LIES = {
     "unknown history": (("training", "history"), {"code": []}),
     "no targets": (("schema", "target_names"), []),
     "parameters are a list": (("parameters",), [1]),
+    "name is a list": (("schema", "columns", 0, "name"), ["a"]),
+    "name is half a character": (("schema", "columns", 0, "name"), "\ud800"),
+    "names occur twice": (("schema", "columns", 1, "name"), "a"),
+    "category is a list": (("schema", "columns", 1, "categories", 0), ["x"]),
+    "category occurs twice": (("schema", "columns", 1, "categories"), ["x", "x"]),
+    "fill is text": (("schema", "columns", 0, "fill"), "x"),
+    "fill is far": (("schema", "columns", 0, "fill"), 1e300),
+    "minimum above maximum": (("schema", "columns", 0, "minimum"), 1e300),
+    "target is an object": (("schema", "target_names", 0), {}),
+    "two targets": (("schema", "target_names"), ["target", "b"]),
+    "wide gate": (("gate", "width"), 1e308),
+    "narrow gate": (("gate", "width"), 1e-300),
+    "far gate": (("gate", "near"), 1e308),
+    "gate of truth": (("gate", "factor"), True),
+    "summary is text": (("training", "training_summary"), "x"),
+    "no members in the summary": (("training", "training_summary", "num_members"), 0),
+    "seconds are text": (("training", "training_summary", "seconds"), "x"),
+    "candidates are numbers": (("training", "candidates"), [1, 2]),
+    "widths in the summary": (("training", "training_summary", "hidden_layer_sizes"), 7),
 }
 
 
@@ -195,6 +215,18 @@ TENSOR_LIES = {
         {"functions.1.weight": torch.zeros(2, 2, 5, 8), "functions.1.bias": torch.zeros(2, 5)}
     ),
     "zero unit": lambda t: t["likelihood.target_scale"].zero_(),
+    "huge mean of targets": lambda t: t["likelihood.target_mean"].fill_(1e308),
+    "huge unit": lambda t: t["likelihood.target_scale"].fill_(1e200),
+    "no draws": lambda t: t.update(
+        {k: v[:, :0] for k, v in t.items() if k in ("functions.0.g", "functions.1.weight")}
+    ),
+    "many displacements": lambda t: t.update(
+        {
+            k: v[:, :1].repeat(1, 2000, 1)
+            for k, v in t.items()
+            if k.startswith("linearized") and not k.endswith("mean")
+        }
+    ),
 }
 
 
@@ -204,6 +236,17 @@ def test_untrue_tensors_are_refused(content, tmp_path, name):
     (tmp_path / "lie").write_bytes(seal(content.tensors, content.document))
     with pytest.raises(ModelFileError):
         load_model(tmp_path / "lie")
+
+
+def test_a_key_that_occurs_twice_is_refused(content, tmp_path, monkeypatch):
+    document = json.dumps(content.document)
+    twice = document.replace('"named": true', '"named": true, "named": false')
+    assert twice != document
+    monkeypatch.setattr(json, "dumps", lambda *_, **__: twice)
+    payload = seal(content.tensors, content.document)
+    (tmp_path / "twice").write_bytes(payload)
+    with pytest.raises(ModelFileError, match="a key occurs twice"):
+        load_model(tmp_path / "twice")
 
 
 def test_a_deep_document_is_refused(tmp_path):

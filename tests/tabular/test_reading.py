@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import datetime
+import gzip
 import io
 import pickle
 import subprocess
 import sys
 import time
+import zipfile
 
 import numpy as np
 import pytest
@@ -15,13 +18,21 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from whvi.errors import ConfigError, DataError, MissingDependencyError
-from whvi.tabular.reading import numeric_columns, read_table
+from whvi.tabular.reading import numeric_columns, open_table, read_table
 
 pd = pytest.importorskip("pandas")
 
 
 def read(data, **options):
     return read_table(io.BytesIO(data), **options)
+
+
+def zipped(*contents):
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w") as archive:
+        for k, data in enumerate(contents):
+            archive.writestr(f"{k}.csv", data)
+    return stream.getvalue()
 
 
 # Files that are read ------------------------------------------------------------
@@ -45,6 +56,15 @@ GOOD = {
     "exponents and signs": (b"a,b\n+1e0,2.\n30E-1,.4e1\n", {}),
     "UTF-16": ("a,b\n1,2\n3,4\n".encode("utf-16"), {"encoding": "utf-16"}),
     "no header": (b"1,2\n3,4\n", {"column_names": ["a", "b"]}),
+    "trailing separators": (b"a,b\n1,2,\n3,4,\n", {}),
+    "trailing separators in the header too": (b"a,b,\n1,2,\n3,4,\n", {}),
+    "row labels of pandas": (b",a,b\n0,1,2\n1,3,4\n", {}),
+    "row numbers of R": (b"a,b\n1,1,2\n2,3,4\n", {}),
+    "row names of R": (b'"a","b"\n"x",1,2\n"y",3,4\n', {}),
+    "gzip": (gzip.compress(b"a,b\n1,2\n3,4\n"), {}),
+    "ZIP": (zipped(b"a,b\n1,2\n3,4\n"), {}),
+    "na": (b"a,b\n1,2\n3,4\n", {"na_values": ("-9",)}),
+    "thousands, a decimal comma": (b"a;b\n1;2,0\n3;4,\n", {"thousands": ".", "decimal": ","}),
 }
 
 
@@ -85,14 +105,96 @@ def test_given_kinds_decide_what_cells_are():
         read(b"a\n1\nx\n", kinds={"a": "numeric"})
 
 
-def test_parquet_columns_follow_given_kinds(monkeypatch):
+def test_parquet_columns_follow_given_kinds():
+    pytest.importorskip("pyarrow")
     stored = pd.DataFrame({"a": [1.0, None], "b": ["x ", None], "c": [1, 2]})
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: True)
-    monkeypatch.setattr(pd, "read_parquet", lambda *_, **__: stored)
-    frame = read(b"PAR1", kinds={"a": "categorical", "c": "numeric"})
+    frame = read(parquet(stored), kinds={"a": "categorical", "c": "numeric"})
     assert frame["a"].tolist()[0] == "1"
     assert frame["b"].tolist()[0] == "x"
     assert frame.isna().to_numpy().tolist() == [[False] * 3, [True, True, False]]
+
+
+def parquet(frame):
+    stream = io.BytesIO()
+    frame.to_parquet(stream)
+    return stream.getvalue()
+
+
+def excel(frame):
+    stream = io.BytesIO()
+    frame.to_excel(stream, index=False)
+    return stream.getvalue()
+
+
+@pytest.mark.parametrize("pack", [parquet, excel])
+def test_values_of_parquet_and_excel(pack):
+    pytest.importorskip("pyarrow")
+    pytest.importorskip("openpyxl")
+    stored = pd.DataFrame(
+        {
+            "whole": [1, 2, 3],
+            "code": ["01", "2", None],
+            "truth": pd.array([True, None, False], dtype="boolean"),
+            "hole": [1.5, None, 2.5],
+            "day": pd.to_datetime(["2020-01-31", None, "2021-01-01"]),
+            "date": [datetime.date(2020, 1, 31), None, datetime.date(2021, 1, 1)],
+        }
+    )
+    frame = read(pack(stored))
+    assert frame["whole"].tolist() == [1, 2, 3]
+    assert frame["code"].tolist()[:2] == ["01", "2"]
+    assert frame.isna().sum().tolist() == [0, 1, 1, 1, 1, 1]
+    assert [each.kind for each in frame.dtypes][2:] == ["b", "f", "M", "M"]
+    assert frame["truth"].tolist()[::2] == [True, False]
+    kinds = {"whole": "categorical", "code": "numeric", "truth": "boolean", "day": "date"}
+    again = read(pack(stored), kinds=kinds)
+    assert again["whole"].tolist() == ["1", "2", "3"]
+    assert again["code"].tolist()[:2] == [1, 2]
+
+
+@pytest.mark.parametrize("values", [[[1, 2], [3]], [b"x", b"y"], [{"a": 1}, {"a": 2}]])
+def test_parquet_columns_that_are_no_cells(values):
+    pytest.importorskip("pyarrow")
+    stored = parquet(pd.DataFrame({"odd": values, "x": [1.0, 2.0]}))
+    with pytest.raises(DataError, match="'odd', row 1: expected numbers or texts, got "):
+        read(stored)
+    assert open_table(io.BytesIO(stored)).frame(["x"])["x"].tolist() == [1, 2]
+
+
+def test_an_archive_of_two_tables_is_refused():
+    with pytest.raises(DataError, match="one table, and holds 2 files"):
+        read(zipped(b"a\n1\n", b"a\n1\n"))
+
+
+def test_thousands_are_never_read_as_decimals():
+    data = b'a;b\n"1,234";x\n"12,345";y\n'
+    with pytest.raises(DataError, match=r"decimal comma or a comma between thousands.*thousands="):
+        read(data)
+    assert read(data, thousands=",")["a"].tolist() == [1234, 12345]
+    with pytest.raises(DataError, match=r"looks like a comma between thousands; pass thous"):
+        read(b'a;b\n"1,234";x\n"1,234,567.5";y\n')
+    with pytest.raises(DataError, match=r"'1.234.567,5' looks like a point between thous"):
+        read(b"a;b\n1.234.567,5;x\n1.234;y\n", decimal=",", separator=";")
+    with pytest.raises(DataError, match="'1,23' looks like a decimal comma"):
+        read(b"a\n1,23\n", separator=";", thousands=",")
+
+
+def test_dates_and_texts_of_missing_cells():
+    frame = read(b"day,x\n2020-01-31,-9\n,4\n2021-01-01 10:30,5\n", na_values=("-9",))
+    assert frame["day"].dtype.kind == "M"
+    assert frame["day"].isna().tolist() == [False, True, False]
+    assert frame["x"].isna().tolist() == [True, False, False]
+    assert read(b"day\n2020-01-31\nsoon\n")["day"].dtype.kind == "O"
+    with pytest.raises(DataError, match="dates like 2020-12-31"):
+        read(b"day\nsoon\n", kinds={"day": "date"})
+    with pytest.raises(DataError, match="dates like 2020-12-31"):
+        read(b"day\n2020-02-31\n")
+
+
+def test_the_original_cells_can_be_had():
+    table = open_table(io.BytesIO(b"id,x\n00001,1\n100000000000000000, 2 \n1e5,NA\n"))
+    assert table.original(["id", "x"])["id"].tolist() == ["00001", "100000000000000000", "1e5"]
+    assert table.frame()["id"].tolist() == [1, 1e17, 1e5]
 
 
 def test_floats_are_read_to_the_last_bit():
@@ -136,12 +238,11 @@ BAD = {
     "ragged in CR": (b"a,b\r1,2\r1\r", "line 3: 1 cells"),
     "ragged after a quoted line break": (b'a,b\n"x\ny",1\n2\n', "line 4: 1 cells"),
     "blanks on a line": (b"a,b\n1,2\n   \n", "line 3: 1 cells"),
-    "trailing separator": (b"a,b\n1,2,\n", "line 2: 3 cells"),
+    "a trailing separator in one row": (b"a,b\n1,2,\n3,4\n", "line 2: 3 cells"),
     "footer": (b"a,b\n1,2\n# end\n", "line 3: 1 cells"),
     "duplicate names": (b"a,b,a\n1,2,3\n", r"line 1: the name 'a' stands at columns \[1, 3\]"),
     "duplicates after stripping": (b"a, a\n1,2\n", r"line 1: the name 'a'"),
     "name missing": (b"a,,c\n1,2,3\n", "line 1, column 2: the column has no name"),
-    "row labels of pandas": (b",a\n0,1\n", "line 1, column 1: .*index=False"),
     "no header": (b"1.5,2\n3,4\n", "line 1, column 1: expected column names"),
     "no header, decimal comma": (b"1,5;2\n3;4\n", "line 1, column 1: expected column names"),
     "NUL in a cell": (b"a,b\n1,2\n3,4\x00\n", "line 3, column 2: .*NUL"),
@@ -163,8 +264,8 @@ BAD = {
     "text after a quote": (b'a,b\n"1"x,2\n', "line 2, .*quotation mark"),
     "a huge cell": (b"a,b\n1," + b"9" * 200_000 + b"\n", "line 2, .*field limit"),
     "a spreadsheet": (b"PK\x03\x04" + b"\x00" * 50, "line 1, column 1: .*export it as CSV"),
-    "an old spreadsheet": (b"\xd0\xcf\x11\xe0" + b"\x00" * 50, "export it as CSV"),
-    "gzip": (b"\x1f\x8b\x08" + b"\x00" * 50, "gzip"),
+    "an old spreadsheet": (b"\xd0\xcf\x11\xe0" + b"\x00" * 50, "save it as .xlsx or CSV"),
+    "gzip": (b"\x1f\x8b\x08" + b"\x00" * 50, "damaged, export it as CSV"),
     "a pickle": (pickle.dumps({"a": [1]}), "line 1, column 1: .*binary"),
     "an image": (b"\x89PNG\r\n\x1a\n" + b"\x00" * 50, "line 1, column 1: byte 0x89"),
 }

@@ -59,3 +59,9 @@ def test_few_rows_are_all_trained_on():
 def test_folds_are_a_function_of_the_seed():
     assert torch.equal(common_fold(30, 0.1, 5).train, common_fold(30, 0.1, 5).train)
     assert not torch.equal(common_fold(30, 0.1, 5).train, common_fold(30, 0.1, 6).train)
+
+
+def test_rows_left_out_are_bounded():
+    """A tenth of a million rows, evaluated twenty times, left no time for training."""
+    for num_rows, left_out in ((50_000, 5_000), (100_000, 10_000), (1_000_000, 10_000)):
+        assert len(common_fold(num_rows, 0.1, seed=0).held_out) == left_out

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 import sys
 
 import pytest
@@ -7,7 +8,7 @@ import pytest
 from tests.training.doubles import gaussian, tiny_config, tiny_data, tiny_net
 from whvi.errors import MissingDependencyError
 from whvi.training import History, StepRecord, fit
-from whvi.training.history import describe
+from whvi.training.history import describe, progress_bar
 
 
 def test_the_bar_goes_to_stderr(capfd):
@@ -36,3 +37,11 @@ def test_a_history_says_how_many_records_and_whether_it_was_compiled():
     assert repr(History(step=[5], compiled=True)) == (
         "History(1 records up to step 5, compiled=True)"
     )
+
+
+def test_the_time_that_remains_is_seen_in_80_columns(monkeypatch, capfd):
+    monkeypatch.setenv("COLUMNS", "80")
+    with progress_bar(10_000) as show:
+        for step in range(1, 6):
+            show(StepRecord(step, 0.1, 1.0, -12345.678, 1234.5, {}, [-1.234], -1234.5))
+    assert re.search(r"5/10000 +(-:--:--|\d+:\d\d:\d\d)", capfd.readouterr().err)

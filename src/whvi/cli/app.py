@@ -6,9 +6,14 @@ Nothing heavy is imported here, so that ``--help`` is quick; what the verbs do i
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
+import signal
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from types import FrameType
 from typing import Annotated, Literal
 
 import typer
@@ -16,6 +21,7 @@ import typer
 from whvi.errors import WhviError
 
 WRONG_CALL, INTERRUPTED = 2, 130
+_NO_MEMORY = re.compile("can't allocate memory|out of memory|bad_alloc", re.IGNORECASE)
 
 app = typer.Typer(
     name="whvi",
@@ -32,13 +38,22 @@ NoiseModel = Literal["auto", "gaussian", "heteroscedastic", "student_t", "poisso
 Decimal = Literal[".", ","]
 ModelFile = Annotated[str, typer.Argument(metavar="MODEL", help="Model file, as 'fit' writes it.")]
 TableFile = Annotated[
-    str, typer.Argument(metavar="TABLE", help="CSV, TSV or Parquet file; '-' is standard input.")
+    str,
+    typer.Argument(
+        metavar="TABLE", help="CSV, TSV, Parquet or Excel file, also .gz; '-' is standard input."
+    ),
 ]
 Separator = Annotated[
     str | None, typer.Option("--separator", help="Between cells; by default found out.")
 ]
 DecimalMark = Annotated[Decimal, typer.Option("--decimal", help="Decimal mark of the table.")]
 Encoding = Annotated[str, typer.Option("--encoding", help="Of the table, such as latin-1.")]
+Thousands = Annotated[
+    str | None, typer.Option("--thousands", help="Between thousands, as the comma in 1,234.")
+]
+NaValues = Annotated[
+    list[str] | None, typer.Option("--na-values", help="Text of a missing cell; repeat for more.")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Write JSON.")]
 Level = Annotated[float, typer.Option("--level", help="Probability inside an interval.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress and notes on stderr.")]
@@ -79,9 +94,12 @@ def fit(
     drop: Annotated[
         list[str] | None, typer.Option("--drop", help="Column to leave out; repeat for more.")
     ] = None,
-    impute: Annotated[
-        bool, typer.Option("--impute", help="Fill missing cells instead of refusing them.")
-    ] = False,
+    categorical: Annotated[
+        list[str] | None, typer.Option("--categorical", help="Column of categories; repeat.")
+    ] = None,
+    numeric: Annotated[
+        list[str] | None, typer.Option("--numeric", help="Column of numbers; repeat.")
+    ] = None,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Fixes every random choice.")] = 0,
     checkpoint: Annotated[
         str | None,
@@ -91,6 +109,8 @@ def fit(
     separator: Separator = None,
     decimal: DecimalMark = ".",
     encoding: Encoding = "utf-8",
+    thousands: Thousands = None,
+    na_values: NaValues = None,
 ) -> None:
     """Fit a model to a table and write it to a file."""
     from whvi.cli.commands import TableOptions, fit_table
@@ -98,16 +118,19 @@ def fit(
     fit_table(
         table,
         output,
-        TableOptions(separator, decimal, encoding, quiet=quiet),
+        TableOptions(separator, decimal, encoding, thousands, (*(na_values or ()),), quiet),
         target=target,
         task=task,
         likelihood=likelihood,
         hidden=hidden,
         drop=drop or [],
+        kinds={
+            **dict.fromkeys(categorical or [], "categorical"),
+            **dict.fromkeys(numeric or [], "numeric"),
+        },
         checkpoint=checkpoint,
         n_members=members,
         max_iter=steps,
-        imputer="median" if impute else None,
         random_state=seed,
     )
 
@@ -117,7 +140,8 @@ def predict(
     model: ModelFile,
     table: TableFile,
     output: Annotated[
-        str, typer.Option("--output", "-o", help="CSV, TSV or Parquet; '-' is standard output.")
+        str,
+        typer.Option("--output", "-o", help=".csv, .tsv, .gz, .parquet or .xlsx; '-' is stdout."),
     ] = "-",
     level: Level = 0.9,
     keep: Annotated[
@@ -127,11 +151,13 @@ def predict(
     separator: Separator = None,
     decimal: DecimalMark = ".",
     encoding: Encoding = "utf-8",
+    thousands: Thousands = None,
+    na_values: NaValues = None,
 ) -> None:
     """Predict every row of a table: mean, std, epistemic, aleatoric, lower, upper; or classes."""
     from whvi.cli.commands import TableOptions, predict_table
 
-    options = TableOptions(separator, decimal, encoding, quiet=quiet)
+    options = TableOptions(separator, decimal, encoding, thousands, (*(na_values or ()),), quiet)
     predict_table(model, table, output, options, level=level, keep=keep or [])
 
 
@@ -145,12 +171,14 @@ def evaluate(
     separator: Separator = None,
     decimal: DecimalMark = ".",
     encoding: Encoding = "utf-8",
+    thousands: Thousands = None,
+    na_values: NaValues = None,
 ) -> None:
     """Score predictions against the target column of a table."""
     from whvi.cli.commands import TableOptions
     from whvi.cli.judging import evaluate_table
 
-    options = TableOptions(separator, decimal, encoding, quiet=quiet)
+    options = TableOptions(separator, decimal, encoding, thousands, (*(na_values or ()),), quiet)
     evaluate_table(model, table, options, level=level, as_json=as_json)
 
 
@@ -166,12 +194,14 @@ def report(
     separator: Separator = None,
     decimal: DecimalMark = ".",
     encoding: Encoding = "utf-8",
+    thousands: Thousands = None,
+    na_values: NaValues = None,
 ) -> None:
     """Write a page with scores, pictures and plain words on how good the model is on a table."""
     from whvi.cli.commands import TableOptions
     from whvi.cli.judging import report_table
 
-    options = TableOptions(separator, decimal, encoding, quiet=quiet)
+    options = TableOptions(separator, decimal, encoding, thousands, (*(na_values or ()),), quiet)
     report_table(model, table, output, options, level=level)
 
 
@@ -195,12 +225,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return the exit code.
 
     0: done. 1: the command ran and its answer is bad news (``whvi doctor``). 2: a wrong call, an
-    unusable file or an unusable table, told in one line on stderr. 130: stopped by Ctrl-C.
+    unusable file or an unusable table, told in one line on stderr. 130, 143: stopped by Ctrl-C,
+    by SIGTERM.
     """
     usage_error: type[Exception] = typer.BadParameter.__mro__[2]  # the base of all of typer's
     try:
         words = list(sys.argv[1:] if arguments is None else arguments)
-        code = app(words, prog_name="whvi", standalone_mode=False)
+        with _terminable():
+            code = app(words, prog_name="whvi", standalone_mode=False)
         sys.stdout.flush()
     except BrokenPipeError:
         # the reader has gone: send what Python flushes at its end to nowhere
@@ -212,7 +244,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return fail(error.format_message())  # type: ignore[attr-defined]  # every usage error's
     except (WhviError, OSError) as error:
         return fail(_describe(error))
-    except MemoryError:
+    except (MemoryError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and not _NO_MEMORY.search(str(error)):
+            raise
         return fail("not enough memory for a table or model of this size")
     if code == INTERRUPTED:
         print("interrupted", file=sys.stderr)
@@ -221,8 +255,31 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def fail(message: str) -> int:
     """Print the error in one line, and return the exit code."""
-    print(f"error: {' '.join(message.split())}", file=sys.stderr)
+    print(printable(f"error: {' '.join(message.split())}"), file=sys.stderr)
     return WRONG_CALL
+
+
+def printable(text: str) -> str:
+    """Return the text with escapes for whatever would steer a terminal; line ends stay."""
+    return "".join(c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in text)
+
+
+@contextlib.contextmanager
+def _terminable() -> Iterator[None]:
+    """Let SIGTERM end the command as Ctrl-C does: what is half-written is removed."""
+
+    def end(number: int, frame: FrameType | None) -> None:
+        raise SystemExit(128 + number)
+
+    default = signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    if not default or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def _describe(error: Exception) -> str:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import math
 import os
+import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -17,21 +18,21 @@ import pandas as pd
 import torch
 
 from whvi._files import atomic_write
-from whvi.errors import ConfigError, DataError, MissingDependencyError
-from whvi.tabular.inputs import place
+from whvi.cli.app import printable
+from whvi.errors import ConfigError, DataError
+from whvi.tabular.inputs import Column, place
 from whvi.tabular.modelfile import load_predictor
 from whvi.tabular.reading import (
-    check_categories,
+    CellStyle,
+    Table,
     is_number,
     listed,
     numeric_columns,
-    read_table,
+    open_table,
     require_column,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from numpy.typing import NDArray
     from torch import Tensor
 
@@ -42,6 +43,9 @@ if TYPE_CHECKING:
 STREAM = "-"
 _FEW_VALUES = 10  # different numbers of a target, at most so many of which may well be classes
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")  # with which a spreadsheet would begin to compute
+_PLAIN = ("", ".csv", ".tsv", ".tab", ".txt")
+_PACKED = (".gz", ".parquet", ".xlsx")
+_LONGEST_NAME = 255  # bytes
 _LABEL = ["label", "confidence", "entropy"]
 _FAR = 0.5  # share of the linearised networks above which a row is far from the training rows
 _MOMENTS = ["mean", "std", "epistemic", "aleatoric", "lower", "upper"]
@@ -54,30 +58,33 @@ class TableOptions:
     separator: str | None = None
     decimal: str = "."
     encoding: str = "utf-8"
+    thousands: str | None = None
+    na_values: tuple[str, ...] = ()
     quiet: bool = False
 
     def note(self, message: str) -> None:
         """Tell something that is worth knowing and no error, on stderr."""
         if not self.quiet:
-            print(f"note: {message}", file=sys.stderr)
+            print(printable(f"note: {message}"), file=sys.stderr)
 
-    def read(self, source: str, kinds: Mapping[str, Kind] | None = None) -> pd.DataFrame:
+    def open(self, source: str) -> Table:
         """Read a table from a path or, for ``-``, from standard input; errors name the table."""
-        separator = {"\\t": "\t", "tab": "\t"}.get(self.separator or "", self.separator)
+        style = CellStyle(
+            separator={"\\t": "\t", "tab": "\t"}.get(self.separator or "", self.separator),
+            decimal=self.decimal,
+            thousands=self.thousands,
+            encoding=self.encoding,
+            na_values=self.na_values,
+            spell=lambda name, value: f"--{name} {value}",
+        )
         try:
-            return read_table(
-                sys.stdin.buffer if source == STREAM else source,
-                separator=separator,
-                decimal=self.decimal,
-                encoding=self.encoding,
-                kinds=kinds,
-                spell=lambda name, value: f"--{name} {value}",
-            )
+            table = open_table(sys.stdin.buffer if source == STREAM else source, style)
         except DataError as error:
-            if repr(source) in str(error):
-                raise
             name = "standard input" if source == STREAM else source
-            raise DataError(f"{name}: {error}") from error
+            raise error if repr(source) in str(error) else DataError(f"{name}: {error}") from error
+        for note in table.notes:
+            self.note(note)
+        return table
 
 
 # fit -------------------------------------------------------------------------------------------
@@ -93,6 +100,7 @@ def fit_table(
     likelihood: str,
     hidden: str | None,
     drop: list[str],
+    kinds: dict[str, Kind],
     checkpoint: str | None,
     **parameters: Any,
 ) -> None:
@@ -106,19 +114,18 @@ def fit_table(
         raise ConfigError("a model is a file: name it with -o, such as -o model.whvi")
     check_output(output, [source])
     parameters |= {"hidden_layer_sizes": _widths(hidden), "verbose": int(not options.quiet)}
-    frame = options.read(source)
-    require_column(frame, target)
-    is_classifier = _is_classification(frame[target], task, likelihood, options)
-    x = _training_columns(frame, target, drop)
-    model: WHVIClassifier | WHVIRegressor
-    if is_classifier:
-        y, model = labels_of(frame, target), WHVIClassifier(**parameters)
-    else:
-        y, model = numbers_of(frame, target), WHVIRegressor(likelihood=likelihood, **parameters)
+    table = options.open(source)
+    for name in (target, *drop, *kinds):
+        require_column(table, name)
+    values = table.frame([target], kinds)[target]
+    is_classifier = _is_classification(values, task, likelihood, options)
+    x, y = _training_columns(table, target, drop, kinds, is_classifier)
+    kind = WHVIClassifier if is_classifier else partial(WHVIRegressor, likelihood=likelihood)
+    model = kind(**parameters)
     model.fit(x, pd.Series(y, name=target), checkpoint=checkpoint)
     model.save(output)
     if not options.quiet:
-        print(_summary(model, output), file=sys.stderr)
+        print(printable(_summary(model, output)), file=sys.stderr)
 
 
 def _widths(text: str | None) -> tuple[int, ...] | None:
@@ -137,6 +144,8 @@ def _widths(text: str | None) -> tuple[int, ...] | None:
 def _is_classification(
     values: pd.Series, task: str, likelihood: str, options: TableOptions
 ) -> bool:
+    if values.dtype.kind == "M":
+        raise DataError(f"the target {values.name!r} holds dates; predict a number or a text")
     texts = values.dtype.kind not in "fiu"  # or booleans
     is_classifier = texts if task == "auto" else task == "classification"
     if is_classifier and likelihood != "auto":
@@ -154,42 +163,71 @@ def _is_classification(
     return is_classifier
 
 
-def _training_columns(frame: pd.DataFrame, target: str, drop: list[str]) -> pd.DataFrame:
-    """Return all columns but the target and those left out; texts must look like categories."""
-    for name in drop:
-        require_column(frame, name)
+def _training_columns(
+    table: Table, target: str, drop: list[str], kinds: dict[str, Kind], is_classifier: bool
+) -> tuple[pd.DataFrame, NDArray[Any]]:
+    """Return inputs and targets; what is wrong with any column is told in one error."""
     if target in drop:
         raise ConfigError(f"the target {target!r} cannot be dropped")
-    x = frame.drop(columns=[target, *drop])
-    if not len(x.columns):
+    names = [name for name in table.columns if name not in {target, *drop}]
+    if not names:
         raise DataError(f"there is no column to learn from besides {target!r}")
-    for name in x.columns:
-        if x[name].dtype.kind == "O":
-            check_categories(x[name], name)
-    return x
+    found, problems = {}, {}
+    for name in names:
+        try:
+            found[name] = table.frame([name], kinds)[name]
+            Column.learn(found[name], name)
+        except (DataError, TypeError) as error:
+            problems[name] = str(error)
+        else:
+            if found[name].dtype.kind == "O" and name not in kinds and _doubtful(found[name]):
+                from whvi.tabular.complaints import category_problem
+
+                if problem := category_problem(found[name], name):
+                    problems[name] = problem
+    drops = " ".join(f"--drop {shlex.quote(name)}" for name in problems)
+    advice = [f"to leave out what cannot be used: {drops}"] * bool(problems)
+    try:
+        y = (labels_of if is_classifier else numbers_of)(table, target, kinds.get(target))
+    except DataError as error:
+        problems[target] = str(error)
+    if problems:
+        raise DataError("; ".join([*problems.values(), *advice]))
+    return pd.DataFrame(found), y
 
 
-def numbers_of(frame: pd.DataFrame, name: str) -> NDArray[np.float64]:
+def _doubtful(texts: pd.Series) -> bool:
+    """Tell whether texts may be numbers, dates or names rather than categories."""
+    known = texts.dropna().unique()
+    return len(known) > _FEW_VALUES or any(any(map(str.isdigit, text)) for text in known)
+
+
+def numbers_of(table: Table, name: str, kind: Kind | None = None) -> NDArray[np.float64]:
     """Return a column of finite numbers."""
-    return numeric_columns(frame, [name])[:, 0]
+    require_column(table, name)
+    return numeric_columns(table.frame([name], {name: kind} if kind else None), [name])[:, 0]
 
 
-def labels_of(frame: pd.DataFrame, name: str) -> NDArray[Any]:
-    """Return a column as labels: texts as they are, whole numbers as integers, booleans."""
-    require_column(frame, name)
-    values = frame[name]
-    if values.dtype.kind == "b":
-        return np.asarray(values, dtype=bool)
-    if values.dtype.kind != "O":
-        numbers = numbers_of(frame, name)
-        whole = numbers.astype(np.int64) if np.abs(numbers).max() < 2**53 else numbers
-        return whole if (whole == numbers).all() else numbers
+def labels_of(table: Table, name: str, kind: Kind | None = None) -> NDArray[Any]:
+    """Return a column as labels: texts as they are (also ``007``), whole numbers, booleans."""
+    require_column(table, name)
+    values = table.frame([name], {name: kind} if kind else None)[name]
     missing = values.isna().to_numpy()
     if missing.any():
         raise DataError(
             f"column {name!r} holds {missing.sum()} missing values (first in "
             f"{place(values, int(missing.argmax()))}); drop these rows"
         )
+    if values.dtype.kind == "b":
+        return np.asarray(values, dtype=bool)
+    if values.dtype.kind != "O":
+        numbers = numeric_columns(values.to_frame(), [name])[:, 0]
+        texts = [str(cell).strip() for cell in table.columns[name]]
+        is_code = any(text[:1] == "0" and text[1:2].isdigit() for text in texts)
+        if kind is None and (is_code or np.abs(numbers).max() >= 2**53):
+            return np.array(texts, dtype=object)
+        whole = numbers.astype(np.int64)
+        return whole if (whole == numbers).all() else numbers
     return np.asarray(values, dtype=object)
 
 
@@ -197,12 +235,13 @@ def _summary(model: Any, output: str) -> str:
     training = model.training_summary_
     kind = "classification" if hasattr(model, "classes_") else "regression"
     members = training["num_members"]
-    size = math.ceil(Path(output).stat().st_size / 1000)
+    path = Path(output)
+    size = f" ({math.ceil(path.stat().st_size / 1000):,} kB)" if path.is_file() else ""
     return (
         f"{kind} of {model.target_name_!r} by {len(model.schema_.columns)} columns, "
         f"{training['num_rows']:,} rows: {members} network{'s' * (members != 1)}, "
         f"{model.likelihood_} likelihood, {training['seconds']:.1f} s; "
-        f"wrote {output} ({size:,} kB)"
+        f"wrote {output}{size}"
     )
 
 
@@ -221,24 +260,29 @@ def predict_table(
     """Read, predict, write."""
     check_level(level)
     check_output(output, [model_file, source])
+    if output != STREAM and Path(output).suffix.lower() not in _PLAIN:
+        from whvi.tabular.formats import check_format
+
+        check_format(output)
     predictor = load_predictor(model_file)
-    kept: dict[str, Kind] = dict.fromkeys(keep, "categorical")  # copied as they are
-    frame = options.read(source, kept | predictor.schema.kinds)
+    table = options.open(source)
     classes = predictor.classes
     names = _MOMENTS if classes is None else [*_LABEL, *(f"p_{name}" for name in classes)]
     for name in keep:
-        require_column(frame, name)
+        require_column(table, name)
         if name in names or keep.count(name) > 1:
             raise ConfigError(f"--keep: the predictions have a column {name!r} already")
-    x = model_columns(frame, predictor.schema, options)
+    x = model_columns(table, predictor.schema, options)
     *found, far = _moments(predictor, x, level) if classes is None else _class_columns(predictor, x)
-    if (num_far := int((far > _FAR).sum())) and len(far):
+    if num_far := int((far > _FAR).sum()):
         options.note(
             f"{num_far} of {len(far)} rows are far from all training rows (first: row "
             f"{int((far > _FAR).argmax())}, counted from 0): the model knows little there"
         )
-    predictions = pd.DataFrame(dict(zip(names, found, strict=True)), index=frame.index)
-    _write(output, pd.concat([frame[keep], predictions], axis=1))
+    if not all(np.isfinite(each).all() for each in found[classes is not None :]):
+        raise DataError("the model predicts values that are not finite; it is not usable")
+    predictions = pd.DataFrame(dict(zip(names, found, strict=True)), index=table.index)
+    _write(output, pd.concat([table.original(keep), predictions], axis=1))
 
 
 def _moments(predictor: Predictor, x: pd.DataFrame, level: float) -> list[np.ndarray]:
@@ -261,38 +305,34 @@ def _class_columns(predictor: Predictor, x: pd.DataFrame) -> list[np.ndarray]:
     return [best, np.max(probs, axis=0), entropy, *probs[: len(predictor.classes)], far]
 
 
-def model_columns(frame: pd.DataFrame, schema: TableSchema, options: TableOptions) -> pd.DataFrame:
-    """Return the columns that a model takes, in its order; the frame was read by its schema.
+def model_columns(table: Table, schema: TableSchema, options: TableOptions) -> pd.DataFrame:
+    """Return the columns that a model takes, in its order and with its types.
 
     Missing columns are an error that names them; extra columns and categories that training did
     not have are told by name, and prediction goes on.
     """
     wanted = [column.name for column in schema.columns]
-    if missing := [name for name in wanted if name not in frame.columns]:
+    if missing := [name for name in wanted if name not in table.columns]:
         raise DataError(
             f"the table lacks {len(missing)} of {len(wanted)} columns that the model was fitted "
-            f"on: {listed(missing)}; it has {listed(list(frame.columns))}"
+            f"on: {listed(missing)}; it has {listed(list(table.columns))}"
         )
     known = {*wanted, *schema.target_names}
-    if extra := [name for name in frame.columns if name not in known]:
+    if extra := [name for name in table.columns if name not in known]:
         options.note(f"columns that the model does not use are ignored: {listed(extra)}")
-    x = frame[wanted]
+    x = table.frame(wanted, schema.kinds)
     for name, texts in schema.unseen(x).items():
-        if set(texts) == set(x[name].dropna()) and all(map(is_number, texts)):
-            raise DataError(
-                f"column {name!r} holds numbers such as {texts[0]}, and held categories in training"
-            )
         options.note(
-            f"column {name!r} holds categories that training did not have, taken as unknown: "
-            f"{listed(texts)}"
+            f"column {name!r} holds categories that training did not have (or seldom), taken as "
+            f"unknown: {listed(texts)}"
         )
     return x
 
 
 def harmless(cell: Any) -> Any:
     """Put an apostrophe before a text that a spreadsheet would take for a formula."""
-    is_formula = isinstance(cell, str) and cell.startswith(_FORMULA) and not is_number(cell)
-    return f"'{cell}" if is_formula else cell
+    is_text = isinstance(cell, str) and cell.startswith(_FORMULA) and not is_number(cell)
+    return f"'{cell}" if is_text else cell
 
 
 # Options and outputs ---------------------------------------------------------------------------
@@ -317,21 +357,22 @@ def check_output(output: str, inputs: Sequence[str]) -> None:
     path = Path(output)
     if not output or "\0" in output:
         raise ConfigError(f"the output must be the name of a file, got {output!r}")
+    if len(os.fsencode(path.name)) > _LONGEST_NAME:
+        raise ConfigError(
+            f"the name of the output is longer than {_LONGEST_NAME} bytes: {output!r}"
+        )
     if path.is_dir():
         raise ConfigError(f"the output {output!r} is a folder; name a file in it")
     if not path.parent.is_dir():
         raise ConfigError(f"the folder of the output {output!r} does not exist; create it first")
-    if not os.access(path.parent, os.W_OK):
-        raise ConfigError(f"the folder of the output {output!r} cannot be written to")
+    is_new = path.is_file() or not path.exists()  # else a device, which is written into
+    if not os.access(path.parent if is_new else path, os.W_OK):
+        raise ConfigError(f"the {'folder of the ' * is_new}output {output!r} cannot be written to")
     for each in inputs:
         if each != STREAM and Path(each).exists() and path.resolve() == Path(each).resolve():
             raise ConfigError(
                 f"the output {output!r} is also an input and would be lost; name another file"
             )
-    if output.lower().endswith(".parquet") and importlib.util.find_spec("pyarrow") is None:
-        raise MissingDependencyError(
-            "writing Parquet needs pyarrow: pip install pyarrow, or name a .csv file"
-        )
 
 
 @contextlib.contextmanager
@@ -345,14 +386,15 @@ def open_output(output: str) -> Iterator[IO[Any]]:
 
 
 def _write(output: str, table: pd.DataFrame) -> None:
-    if output.lower().endswith(".parquet"):
+    cells = table.rename(columns=harmless)
+    for k in [k for k, dtype in enumerate(cells.dtypes) if dtype.kind == "O"]:
+        cells.isetitem(k, cells.iloc[:, k].map(harmless))
+    separator = "\t" if output.lower().removesuffix(".gz").endswith((".tsv", ".tab")) else ","
+    if output.lower().endswith(_PACKED):
+        from whvi.tabular.formats import write_packed
+
         with atomic_write(output, follow_symlinks=False) as stream:
-            table.to_parquet(stream, index=False)
+            write_packed(cells, stream, output, separator)
         return
-    separator = "\t" if output.lower().endswith((".tsv", ".tab")) else ","
-    texts = [name for name in table.columns if table[name].dtype.kind == "O"]
-    cells = table.assign(**{name: table[name].map(harmless) for name in texts})
     with open_output(output) as stream:
-        cells.rename(columns=harmless).to_csv(
-            stream, sep=separator, index=False, lineterminator="\n"
-        )
+        cells.to_csv(stream, sep=separator, index=False, lineterminator="\n")

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 import math
 import os
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from whvi.cli.app import printable
 from whvi.cli.commands import (
     STREAM,
     TableOptions,
@@ -32,6 +35,7 @@ if TYPE_CHECKING:
     from whvi.tabular.inputs import Column
     from whvi.tabular.predictor import Predictor
 
+_BLOCK = 2048  # rows that are judged at once: their components take memory
 _SCORES = {
     "num_rows": "rows",
     "rmse": "RMSE",
@@ -73,7 +77,9 @@ def report_table(
     check_output(output, [model_file, source])
     x, y = _judged_rows(load_predictor(model_file), source, options)
     name = "standard input" if source == STREAM else os.path.basename(source)
-    page = build_report(load_model(model_file), x, y, source=name, main_level=level)
+    with warnings.catch_warnings():  # of letters that the font lacks: nobody can help it
+        warnings.filterwarnings("ignore", message="Glyph .* missing from")
+        page = build_report(load_model(model_file), x, y, source=name, main_level=level)
     with open_output(output) as stream:
         stream.write(page)
 
@@ -82,25 +88,26 @@ def _judged_rows(
     predictor: Predictor, source: str, options: TableOptions
 ) -> tuple[pd.DataFrame, np.ndarray]:
     """Read inputs and true values: numbers for a regression, labels for a classification."""
-    schema = predictor.schema
-    frame = options.read(source, schema.kinds)
-    x, name = model_columns(frame, schema, options), schema.target_names[0]
+    schema, table = predictor.schema, options.open(source)
+    x, name = model_columns(table, schema, options), schema.target_names[0]
     if predictor.classes is None:
-        return x, numbers_of(frame, name)
-    labels = labels_of(frame, name)
+        return x, numbers_of(table, name, schema.target_kind)
+    labels = labels_of(table, name, schema.target_kind)
     return x, labels.astype(bool) if schema.target_kind == "boolean" else labels
 
 
 def _score(predictor: Predictor, x: pd.DataFrame, y: np.ndarray, level: float) -> dict[str, Any]:
     """Score predictions for ``x`` against ``y``, as plain values."""
-    from whvi.report.scores import label_numbers, score_labels, score_regression
+    from whvi.report.scores import label_numbers, score_blocks, score_probs
 
-    predictive = predictor.predict(x)
     if predictor.classes is not None:
-        return score_labels(predictive, label_numbers(predictor.classes, y)).as_dict()
+        probs = torch.as_tensor(predictor.evaluate(x, lambda p: p.probs))
+        return score_probs(probs, label_numbers(predictor.classes, y)).as_dict()
     check_one_target(predictor)
     levels = sorted({0.5, 0.8, 0.9, 0.95, level})
-    return score_regression(predictive, torch.as_tensor(y), levels=levels).as_dict()
+    parts = [slice(start, start + _BLOCK) for start in range(0, len(x), _BLOCK)]
+    blocks = ((predictor.predict(x.iloc[part]), torch.as_tensor(y[part])) for part in parts)
+    return score_blocks(blocks, levels=levels).as_dict()
 
 
 def _plain(value: Any) -> Any:
@@ -138,7 +145,7 @@ def describe_model(model_file: str, *, as_json: bool) -> None:
     lines += [f"{'size of the file':<34}{size / 1000:,.0f} kB", "", "columns"]
     lines += [f"  {column.name:<32}{_describe(column)}" for column in columns]
     lines += ["", str(summary(model.model_))]
-    print("\n".join(lines))
+    print(printable("\n".join(lines)))
 
 
 def _describe(column: Column) -> str:
@@ -146,4 +153,10 @@ def _describe(column: Column) -> str:
         shown = ", ".join(column.categories[:8])
         rest = len(column.categories) - 8
         return f"{column.kind}: {shown}{f' and {rest} more' if rest > 0 else ''}"
-    return f"{column.kind}, {column.minimum:g} to {column.maximum:g} in training"
+    if column.minimum is None or column.maximum is None:
+        return "no value in training, not used"
+    ends: tuple[Any, Any] = (column.minimum, column.maximum)
+    if column.kind == "date":
+        ends = tuple(datetime.date(1970, 1, 1) + datetime.timedelta(end) for end in ends)  # type: ignore[assignment]
+    shown = " to ".join(f"{end:g}" if isinstance(end, float) else str(end) for end in ends)
+    return f"{column.kind}, {shown} in training{', with missing values' * column.indicator}"

@@ -161,8 +161,10 @@ def plot_confusion(ax: Axes, predicted: Tensor, labels: Tensor, names: Sequence[
     share = counts / counts.sum(1, keepdim=True).clamp_min(1)
     ax.imshow(share.numpy(), cmap="Blues", vmin=0, vmax=1)
     ticks = [shortened(name) for name in names]
-    ax.set_xticks(range(size), ticks, rotation=45 if size > 4 or max(map(len, ticks)) > 12 else 0)
-    ax.set_yticks(range(size), ticks)
+    rotation = 0 if size <= 4 and max(map(len, ticks)) <= 12 else 45 if size <= 12 else 90
+    small = {"fontsize": max(3.0, min(9.0, 150 / size))}  # 50 names stand beside each other
+    ax.set_xticks(range(size), ticks, rotation=rotation, **small)
+    ax.set_yticks(range(size), ticks, **small)
     ax.set(xlabel="predicted", ylabel="true")
     if size > _MOST_CLASSES_WITH_NUMBERS:
         return

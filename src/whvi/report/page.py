@@ -52,7 +52,9 @@ def build_report(
         title=f"How well is {model.target_name_} predicted?",
         source=f"{source}: {count(len(x), 'row')}, {count(len(columns), 'column')}",
         warnings=[*data_warnings(model.schema_, x), *far_warnings(far)],
-        effects=pictures.effect_pictures(model, x),
+        effects=(effects := pictures.effect_pictures(model, x)),
+        shown=f"The {count(len(effects), 'strongest effect')} of {count(len(columns), 'column')}: "
+        "how far the mean prediction moves when only that column varies.",
         columns=[_describe(column, x[column.name]) for column in columns],
         card=model_card(model),
         training=pictures.training_pictures(model.history_, model.model_),
@@ -137,7 +139,7 @@ def _describe(column: Any, values: pd.Series) -> tuple[str, ...]:
         seen = count(len(column.categories), "value")
     elif column.minimum is not None:
         seen = f"{number(column.minimum)} to {number(column.maximum)}"
-    if column.categories is None and values.dtype.kind in "fiub":
+    if column.categories is None and values.dtype.kind in "fiub" and values.notna().any():
         numbers = values.to_numpy(dtype=np.float64, na_value=np.nan)
         quantiles = np.nanquantile(numbers, [0, 0.5, 1])
         return (column.name, column.kind, "", *map(number, quantiles), seen)
@@ -185,6 +187,7 @@ def far_warnings(far: np.ndarray) -> list[str]:
 def model_card(model: Any) -> list[tuple[str, str]]:
     """Describe how a fitted estimator was trained, as names and values."""
     training = model.training_summary_
+    members = training["num_members"]
     units = "" if hasattr(model, "classes_") else ", for the standardized target"
 
     def nats(mnll: float | None) -> str:
@@ -196,9 +199,9 @@ def model_card(model: Any) -> list[tuple[str, str]]:
         ("columns", str(len(model.schema_.columns))),
         ("training rows", number(training["num_rows"])),
         ("likelihood", str(model.likelihood_)),
-        ("networks in the ensemble", number(training["num_members"])),
+        ("networks in the ensemble", number(members)),
         ("hidden layers", " × ".join(map(str, training["hidden_layer_sizes"])) or "none"),
-        ("parameters of one network", number(training["num_parameters"])),
+        ("parameters of one network", number(training["num_parameters"] // members)),
         ("steps", f"{number(training['steps'])} of {number(training['batch_size'])} rows"),
         ("learning rate", number(training["learning_rate"])),
         ("weight of the KL", f"{number(training['beta'])} (1 is the evidence lower bound)"),

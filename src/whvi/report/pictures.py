@@ -114,24 +114,47 @@ def label_pictures(predictive: Predictive, labels: Tensor, names: Sequence[str])
 
 
 def effect_pictures(model: Any, x: pd.DataFrame) -> list[Picture]:
-    """Plot the effect of the first columns, the strongest first, on a common vertical axis."""
-    classes = getattr(model, "classes_", None)
-    label, target = None, model.target_name_
-    if classes is not None:
-        label, target = len(classes) - 1, f"P({classes[-1]})"
+    """Plot the strongest effects of columns, of all and on every class, on common vertical axes."""
     sample = x.iloc[np.unique(np.linspace(0, len(x) - 1, _EFFECT_ROWS).astype(int))]
-    effects: dict[str, plots.Effect] = {}
-    for column in model.schema_.columns[:_MOST_EFFECTS]:
+    predicted = {}
+    for column in model.schema_.columns:
         name, values = column.name, _effect_values(column, x[column.name])
         if len(values) > 1:
-            predicted = {v: model.predict_dist(sample.assign(**{name: v})) for v in values}
-            effects[name] = plots.feature_effect(predicted.__getitem__, values, label=label)
-    if not effects:
+            predicted[name] = {v: model.predict_dist(_with(sample, name, v)) for v in values}
+    classes = getattr(model, "classes_", None)
+    if not predicted or classes is None:
+        return _strongest(predicted, x, None, model.target_name_, _MOST_EFFECTS)
+    shown = range(len(classes)) if len(classes) > 2 else [len(classes) - 1]  # P(other) = 1 - P
+    most = max(1, _MOST_EFFECTS // len(shown))
+    targets = [(label, f"P({classes[label]})") for label in shown]
+    return [p for target in targets for p in _strongest(predicted, x, *target, most)]
+
+
+def _strongest(
+    predicted: dict[str, dict[Any, Predictive]],
+    x: pd.DataFrame,
+    label: int | None,
+    target: str,
+    most: int,
+) -> list[Picture]:
+    effects = {
+        name: plots.feature_effect(each.__getitem__, list(each), label=label)
+        for name, each in predicted.items()
+    }
+    strongest = sorted(effects, key=lambda name: -_strength(effects[name]))[:most]
+    shown = [effects[name] for name in strongest]
+    if not shown:
         return []
-    curves = [curve for each in effects.values() for curve in (each.mean, *(each.band or ()))]
+    curves = [curve for each in shown for curve in (each.mean, *(each.band or ()))]
     ends = with_margin(torch.cat(curves), 0.05)
-    strongest = sorted(effects, key=lambda name: -_strength(effects[name]))
     return [_effect_picture(effects[name], x[name], target, ends) for name in strongest]
+
+
+def _with(table: pd.DataFrame, name: str, value: Any) -> pd.DataFrame:
+    """Return the table with one value in all rows of a column, whatever its name."""
+    changed = table.copy()
+    changed[name] = value
+    return changed
 
 
 def _strength(effect: plots.Effect) -> float:
@@ -141,8 +164,9 @@ def _strength(effect: plots.Effect) -> float:
 def _effect_values(column: Any, series: pd.Series) -> list[Any]:
     if column.kind == "numeric":
         numbers = series.to_numpy(dtype=np.float64, na_value=np.nan)
-        grid = np.nanquantile(numbers, np.linspace(0.02, 0.98, _EFFECT_VALUES))
-        values: list[Any] = np.unique(grid).tolist()
+        numbers = numbers[np.isfinite(numbers)]
+        levels = np.linspace(0.02, 0.98, _EFFECT_VALUES)
+        values: list[Any] = np.unique(np.quantile(numbers, levels)).tolist() if len(numbers) else []
         return values
     return sorted(series.dropna().value_counts().index[:_MOST_CATEGORIES], key=str)
 
@@ -152,7 +176,7 @@ def _effect_picture(
 ) -> Picture:
     name = str(series.name)
     numeric = series.dtype.kind in "fiu"
-    data = torch.tensor(series.tolist(), dtype=torch.float64) if numeric else None
+    data = torch.tensor(series.dropna().tolist(), dtype=torch.float64) if numeric else None
 
     def draw(ax: Axes) -> None:
         plots.plot_effect(ax, effect, name=name, data=data)

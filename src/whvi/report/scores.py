@@ -73,34 +73,45 @@ def score_regression(
         y: True values, shape ``(N,)``.
         levels: Levels of the intervals to score.
     """
-    y = y.double()
-    mean = predictive.mean
-    if mean.shape != y.shape or y.dim() != 1:
-        raise ShapeError(
-            f"expected one target per row, got predictions of shape {tuple(mean.shape)} and "
-            f"targets of shape {tuple(y.shape)}"
-        )
-    deviation = rmse(y.mean().expand_as(y), y)
-    error = rmse(mean, y)
-    total = predictive.variance.mean()
+    return score_blocks([(predictive, y)], levels=levels)
+
+
+def score_blocks(
+    blocks: Iterable[tuple[Predictive, Tensor]], *, levels: Sequence[float] = LEVELS
+) -> RegressionScores:
+    """Score predictions one block of rows after the other, so that few rows need memory at once."""
+    parts = [_row_values(predictive, y.double(), levels) for predictive, y in blocks]
+    y, mean, variance, epistemic, log_prob, pit, crps_, *ends = torch.cat(parts, dim=1)
+    deviation, error = rmse(y.mean().expand_as(y), y), rmse(mean, y)
+    intervals = zip(levels, ends[::2], ends[1::2], strict=True)
     return RegressionScores(
         num_rows=len(y),
         rmse=error.item(),
         rmse_of_mean=deviation.item(),
         mae=(mean - y).abs().mean().item(),
         r2=1 - (error / deviation).square().item() if deviation > 0 else float("nan"),
-        mnll=mnll(predictive.log_prob(y)).item(),
-        crps=crps(predictive, y).item(),
-        calibration_error=calibration_error(pit_values(predictive, y)).item(),
-        epistemic_share=(predictive.epistemic.square().mean() / total).item(),  # NaN without any
-        intervals=tuple(_score_interval(predictive, y, level) for level in levels),
+        mnll=mnll(log_prob).item(),
+        crps=crps_.mean().item(),
+        calibration_error=calibration_error(pit).item(),
+        epistemic_share=(epistemic.square().mean() / variance.mean()).item(),  # NaN without any
+        intervals=tuple(
+            IntervalScore(level, coverage(low, high, y).item(), (high - low).median().item())
+            for level, low, high in intervals
+        ),
     )
 
 
-def _score_interval(predictive: Predictive, y: Tensor, level: float) -> IntervalScore:
-    lower, upper = predictive.interval(level)
-    inside = coverage(lower, upper, y).item()
-    return IntervalScore(level, inside, (upper - lower).median().item())
+def _row_values(predictive: Predictive, y: Tensor, levels: Sequence[float]) -> Tensor:
+    """Return what the scores need of every row, ``(7 + 2 levels, N)``."""
+    mean = predictive.mean
+    if mean.shape != y.shape or y.dim() != 1:
+        raise ShapeError(
+            f"expected one target per row, got predictions of shape {tuple(mean.shape)} and "
+            f"targets of shape {tuple(y.shape)}"
+        )
+    ends = [end for level in levels for end in predictive.interval(level)]
+    scores = predictive.log_prob(y), pit_values(predictive, y), crps(predictive, y).expand_as(y)
+    return torch.stack([y, mean, predictive.variance, predictive.epistemic, *scores, *ends])
 
 
 def pit_values(predictive: Predictive, y: Tensor) -> Tensor:
@@ -111,12 +122,17 @@ def pit_values(predictive: Predictive, y: Tensor) -> Tensor:
 
 def score_labels(predictive: Predictive, labels: Tensor) -> LabelScores:
     """Score predictions of classes; ``labels`` are integers 0, …, C − 1, shape ``(N,)``."""
-    probs, labels = predictive.probs, labels.long()
+    return score_probs(predictive.probs, labels)
+
+
+def score_probs(probs: Tensor, labels: Tensor) -> LabelScores:
+    """Score probabilities ``(N, C)`` of classes."""
+    labels = labels.long()
     both = probs.shape[-1] == 2 and len(labels.unique()) == 2
     chosen = probs.gather(-1, labels.unsqueeze(-1)).squeeze(-1)
     return LabelScores(
         num_rows=len(labels),
-        accuracy=accuracy(predictive.mode, labels).item(),
+        accuracy=accuracy(probs.argmax(-1), labels).item(),
         accuracy_of_most_frequent=labels.bincount().max().item() / len(labels),
         log_loss=mnll(chosen.log()).item(),
         brier=brier(probs, labels).item(),

@@ -22,6 +22,7 @@ from sklearn.utils.validation import check_array, check_is_fitted, validate_data
 from torch import Tensor
 
 from whvi._checks import check_positive_int
+from whvi._files import conform
 from whvi.errors import ConfigError, DataError, ModelFileError
 from whvi.predictive import Predictive
 from whvi.tabular.calibration import calibrate
@@ -42,6 +43,19 @@ from whvi.training.process import keep_freed_memory, limited_threads
 _MIN_NLL_GAIN = 0.05
 """Nats per held-out row by which a later candidate must win: a second head costs the first one."""
 
+_SCORE = {"validation_mnll": (float, type(None)), "seconds": float}
+_COUNTS = ("num_rows", "num_members", "num_parameters", "steps", "batch_size")
+_TRAINING = {  # in a model file
+    "training_summary": {
+        **dict.fromkeys(_COUNTS, int),
+        "hidden_layer_sizes": [int],
+        "learning_rate": float,
+        "beta": float,
+        **_SCORE,
+    },
+    "candidates": [{"likelihood": str, **_SCORE}],
+    "noise_factor": float,
+}
 _SUMMARIES = ("training_summary_", "candidates_", "noise_factor_")
 
 Callback = Callable[[StepRecord], None]
@@ -86,7 +100,6 @@ class WHVIEstimator(SavedModel, BaseEstimator):  # type: ignore[misc]  # scikit-
     max_iter: int | None = None
     beta: float | None = None
     validation_fraction: float | None = None
-    imputer: str | None = None
     num_draws: int = 64
     linearize: bool = True
     random_state: Any = None
@@ -130,7 +143,6 @@ class WHVIEstimator(SavedModel, BaseEstimator):  # type: ignore[misc]  # scikit-
             named=named,
             target_names=targets.names,
             target_kind=targets.kind,
-            impute=self.imputer is not None,
         )
         encoded = schema.encode(table)
         scaling = Standardizer.fit(encoded)
@@ -217,8 +229,6 @@ class WHVIEstimator(SavedModel, BaseEstimator):  # type: ignore[misc]  # scikit-
 
     def _check_options(self) -> None:
         check_positive_int("num_draws", self.num_draws)
-        if self.imputer not in (None, "median"):
-            raise ConfigError(f"imputer must be None or 'median', got {self.imputer!r}")
         try:
             torch.empty(0, device=self.device)
         except (RuntimeError, TypeError) as error:
@@ -275,6 +285,9 @@ class WHVIEstimator(SavedModel, BaseEstimator):  # type: ignore[misc]  # scikit-
             model, _ = predictor.architecture.build()
         load_tensors("model", model, content.tensors)
         training, columns = content.document["training"], predictor.schema.columns
+        conform({name: training[name] for name in _TRAINING}, _TRAINING, "training")
+        if training["training_summary"]["num_members"] != predictor.architecture.members:
+            raise ModelFileError("the summary is of another number of networks")
         for attribute in _SUMMARIES:
             setattr(self, attribute, training[attribute.rstrip("_")])
         self._adopt(predictor, model, History(**training["history"]))
@@ -284,7 +297,7 @@ class WHVIEstimator(SavedModel, BaseEstimator):  # type: ignore[misc]  # scikit-
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
-        tags.input_tags.allow_nan = self.imputer is not None
+        tags.input_tags.allow_nan = True
         tags.input_tags.string = True
         tags.input_tags.categorical = True
         tags.non_deterministic = False

@@ -2,30 +2,32 @@
 
 What a column holds is decided once, when a model is fitted, and written down in a
 :class:`TableSchema`; every later table is read and encoded by it. Categories become one-hot
-columns, missing values are filled if asked for, and all columns are standardised,
-``z = (x - μ) / σ``, with ``μ`` and ``σ`` from training rows only.
+columns, dates become numbers, missing values the median and an indicator, and all columns are
+standardised, ``z = (x - μ) / σ``, with ``μ`` and ``σ`` from training rows only.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, final, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 import pandas as pd
 import torch
-from sklearn.preprocessing import OneHotEncoder
 from torch import Tensor
 
+from whvi._files import conform
 from whvi.errors import ConfigError, DataError, ShapeError
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
 
-Kind = Literal["numeric", "boolean", "categorical"]
+Kind = Literal["numeric", "boolean", "categorical", "date"]
 
 _MISSING_CATEGORY = "missing"
+_MOST_CATEGORIES = 256  # of a column, the most frequent: the others are as unknown ones
+_DAY = np.timedelta64(1, "D")
 # A spread of a few rounding errors is not information: dividing by it would blow it up to one.
 _ROUNDING_SPREAD = 4 * np.finfo(np.float64).eps
 _FARTHEST = 1e6  # inputs so many standard deviations from the mean are moved to that distance
@@ -34,17 +36,29 @@ _FARTHEST = 1e6  # inputs so many standard deviations from the mean are moved to
 # Types and encoding ----------------------------------------------------------------------------
 
 
+_COLUMN = {
+    **dict.fromkeys(("name", "kind", "dtype"), str),
+    "categories": (list, type(None)),
+    **dict.fromkeys(("minimum", "maximum", "fill"), (float, type(None))),
+    "indicator": bool,
+}
+_SCHEMA = {"columns": [_COLUMN], "named": bool, "target_names": [str], "target_kind": str}
+
+
 @dataclass(frozen=True, kw_only=True)
 class Column:
     """One column as it was when the model was fitted.
 
     Attributes:
         name: Its name; ``x0``, ``x1``, … if it had none.
-        kind: Numbers, truth values, or one of several texts.
+        kind: Numbers, truth values, dates, or one of several texts.
         dtype: Data type of the column, as text.
-        categories: Texts of a categorical column in sorted order.
-        minimum, maximum: Range of a numeric column.
-        fill: What a missing value is replaced by, if an imputer was asked for.
+        categories: The most frequent texts of a categorical column in sorted order; missing ones
+            have a category of their own if there were any.
+        minimum, maximum: Range of a column of numbers; of dates, in days since 1970. ``None`` if
+            it held no value at all: such a column is no input.
+        fill: The median, which stands for a missing value.
+        indicator: Whether an input of its own says that a value is missing, as some were.
     """
 
     name: str
@@ -53,7 +67,8 @@ class Column:
     categories: tuple[str, ...] | None = None
     minimum: float | None = None
     maximum: float | None = None
-    fill: float | str | None = None
+    fill: float | None = None
+    indicator: bool = False
 
     def __post_init__(self) -> None:
         if self.kind not in get_args(Kind) or (self.kind == "categorical") != bool(self.categories):
@@ -61,48 +76,65 @@ class Column:
                 f"column {self.name!r} of kind {self.kind!r:.40} has categories "
                 f"{self.categories!r:.80}: only categorical columns have them, and need them"
             )
+        ends = [end for end in (self.minimum, self.fill, self.maximum) if end is not None]
+        known, right = self.categories or (), len(ends) in (0, 3) and ends == sorted(ends)
+        if not right or (ends and known) or len(set(known)) < len(known):
+            raise DataError(f"column {self.name!r} has range {ends}, categories {known!r:.80}")
 
     @property
     def width(self) -> int:
         """How many inputs of the network it becomes."""
-        return 1 if self.categories is None else len(self.categories)
+        if self.categories is not None:
+            return len(self.categories)
+        if self.minimum is None:
+            return 0
+        return (4 if self.kind == "date" else 1) + self.indicator
 
     @classmethod
-    def learn(cls, values: pd.Series, name: str, *, impute: bool) -> Column:
+    def learn(cls, values: pd.Series, name: str) -> Column:
         """Decide what a column holds; refuse what cannot be used, naming row and column."""
-        kind = _kind(values, name)
-        _check_missing(values, name, allowed=impute)
-        present = values.dropna()
-        if present.empty:
-            raise DataError(f"column {name!r} holds no value at all; drop it")
-        dtype = str(values.dtype)
+        dtype, kind = str(values.dtype), _kind(values, name)
+        missing = values.isna().to_numpy()
+        if missing.all():
+            return cls(name=name, kind="numeric", dtype=dtype)
         if kind == "categorical":
-            fill = _MISSING_CATEGORY if impute else None
-            fills = {fill} if fill and len(present) < len(values) else set()
-            known = tuple(sorted({*map(str, present), *fills}))
-            return cls(name=name, kind=kind, dtype=dtype, categories=known, fill=fill)
-        numbers = finite_numbers(present, name)
+            counts = values.dropna().map(text_of).value_counts()
+            texts = {*counts.index[:_MOST_CATEGORIES], *[_MISSING_CATEGORY] * bool(missing.any())}
+            return cls(name=name, kind=kind, dtype=dtype, categories=tuple(sorted(texts)))
+        numbers = _numbers(values[~missing], name, kind)
         return cls(
             name=name,
             kind=kind,
             dtype=dtype,
             minimum=float(numbers.min()),
             maximum=float(numbers.max()),
-            fill=float(np.median(numbers)) if impute else None,
+            fill=float(np.median(numbers)),
+            indicator=bool(missing.any()),
         )
 
     def encode(self, values: pd.Series) -> NDArray[np.float64]:
         """Return ``(N, width)``: numbers, or one-hot texts (all zeros for an unknown one)."""
-        _check_missing(values, self.name, allowed=self.fill is not None)
-        if self.categories is None:
-            filled = values if self.fill is None else values.fillna(self.fill)
-            return finite_numbers(filled, self.name)[:, None]
-        texts = values.astype(object).where(values.notna(), self.fill).map(str)
-        encoder = OneHotEncoder(
-            categories=[list(self.categories)], handle_unknown="ignore", sparse_output=False
-        )
-        one_hot: NDArray[np.float64] = encoder.fit_transform(texts.to_numpy(object)[:, None])
-        return one_hot
+        missing = values.isna().to_numpy()
+        if self.categories is not None:
+            texts = np.full(len(values), _MISSING_CATEGORY, dtype=object)
+            texts[~missing] = [text_of(value) for value in values[~missing]]
+            known = pd.Index(self.categories).get_indexer(pd.Index(texts, dtype=object))
+            return (known[:, None] == np.arange(self.width)).astype(np.float64)
+        if self.fill is None:
+            return np.empty((len(values), 0))
+        numbers = np.full(len(values), self.fill)
+        numbers[~missing] = _numbers(values[~missing], self.name, self.kind)
+        parts = [numbers]
+        if self.kind == "date":
+            parts += _calendar(numbers)
+        return np.stack([*parts, missing][: self.width], axis=1).astype(np.float64)
+
+
+def _calendar(days: NDArray[np.float64]) -> list[NDArray[np.float64]]:
+    """Return year, month and weekday of days since 1970."""
+    dates = pd.DatetimeIndex(np.floor(days).astype("datetime64[D]"))
+    parts = (dates.year, dates.month, dates.day_of_week)
+    return [part.to_numpy(dtype=np.float64) for part in parts]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,13 +154,13 @@ class TableSchema:
         named: bool,
         target_names: Sequence[str],
         target_kind: Kind = "numeric",
-        impute: bool = False,
     ) -> TableSchema:
         """Decide for every column of a training table what it holds."""
         columns = tuple(
-            Column.learn(table.iloc[:, i], str(name), impute=impute)
-            for i, name in enumerate(table.columns)
+            Column.learn(table.iloc[:, i], str(name)) for i, name in enumerate(table.columns)
         )
+        if not any(column.width for column in columns):
+            raise DataError("no column holds a value, so there is nothing to learn from")
         names = tuple(target_names)
         return cls(columns=columns, named=named, target_names=names, target_kind=target_kind)
 
@@ -148,31 +180,40 @@ class TableSchema:
         found = {}
         for i, column in enumerate(self.columns):
             if column.categories is not None:
-                texts = set(map(str, table.iloc[:, i].dropna()))
+                texts = set(map(text_of, table.iloc[:, i].dropna()))
                 if new := sorted(texts - set(column.categories)):
                     found[column.name] = new
         return found
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> TableSchema:
-        """Rebuild a schema from :func:`dataclasses.asdict`."""
+        """Rebuild a schema from :func:`dataclasses.asdict`, as JSON has it."""
+        conform(values, _SCHEMA, "schema")
         columns = []
         for entry in values["columns"]:
             known = entry["categories"]
+            conform(known or [], [str], "categories")
             columns.append(Column(**{**entry, "categories": None if known is None else (*known,)}))
-        if values["target_kind"] not in get_args(Kind):
-            raise DataError(f"targets cannot be of kind {values['target_kind']!r:.40}")
-        return cls(
-            columns=tuple(columns),
-            named=bool(values["named"]),
-            target_names=tuple(values["target_names"]),
-            target_kind=values["target_kind"],
-        )
+        names = [column.name for column in columns]
+        if values["target_kind"] not in get_args(Kind) or len(set(names)) < len(names):
+            raise DataError(f"a target of unknown kind, or names that occur twice: {names!r:.80}")
+        targets = tuple(values["target_names"])
+        return cls(**{**values, "columns": tuple(columns), "target_names": targets})
 
 
 def finite_numbers(values: pd.Series, name: str) -> NDArray[np.float64]:
     """Return a column as float64; refuse all but numbers, missing ones and infinities included."""
-    _check_missing(values, name, allowed=False)
+    missing = values.isna().to_numpy()
+    if missing.any():
+        raise DataError(
+            f"column {name!r} holds {int(missing.sum())} missing values (NaN; first in "
+            f"{place(values, int(missing.argmax()))}); drop or fill them"
+        )
+    return _numbers(values, name, "numeric")
+
+
+def _numbers(values: pd.Series, name: str, kind: Kind) -> NDArray[np.float64]:
+    """Return a column without missing values as float64; dates as days since 1970."""
     if values.dtype.kind == "O":
         wrong = [row for row, value in enumerate(values) if _value_kind(value) != "number"]
         if wrong:
@@ -181,8 +222,14 @@ def finite_numbers(values: pd.Series, name: str) -> NDArray[np.float64]:
                 f"column {name!r} holds {values.iloc[row]!r:.60} (first in {place(values, row)}), "
                 "which is not a number; correct the cell, encode or leave out the column"
             )
-    else:
-        _kind(values, name)  # refuses dates and complex numbers
+    elif (_kind(values, name) == "date") != (kind == "date"):  # which also refuses complex numbers
+        raise DataError(
+            f"column {name!r} holds dates or times ({values.dtype})"
+            if kind != "date"
+            else f"column {name!r} holds numbers, and held dates when the model was fitted"
+        )
+    if kind == "date":
+        return (values.to_numpy("datetime64[us]") - np.datetime64(0, "us")) / _DAY
     numbers: NDArray[np.float64] = values.to_numpy(dtype=np.float64)
     infinite = np.isinf(numbers)
     if infinite.any():
@@ -206,14 +253,12 @@ def _kind(values: pd.Series, name: str) -> Kind:
             f"Complex data not supported: column {name!r} holds complex numbers; pass real and "
             "imaginary parts as two columns"
         )
-    if kind in "mM":
-        raise DataError(
-            f"column {name!r} holds dates or times ({values.dtype}); turn it into numbers first, "
-            "such as days since a fixed date"
-        )
+    if kind == "m":
+        raise DataError(f"column {name!r} holds durations ({values.dtype}); make them numbers")
     if kind == "O" and not isinstance(values.dtype, pd.CategoricalDtype):
         return _kind_of_objects(values, name)
-    return {"b": "boolean", "O": "categorical"}.get(kind, "numeric")  # type: ignore[return-value]
+    found = {"b": "boolean", "O": "categorical", "M": "date"}
+    return found.get(kind, "numeric")  # type: ignore[return-value]
 
 
 def _kind_of_objects(values: pd.Series, name: str) -> Kind:
@@ -232,6 +277,12 @@ def _kind_of_objects(values: pd.Series, name: str) -> Kind:
     return "categorical"
 
 
+def text_of(value: Any) -> str:
+    """Return a category as text; whole numbers without a point, whatever their data type."""
+    is_float = isinstance(value, float) and not isinstance(value, bool)
+    return f"{value:.17g}" if is_float else str(value)
+
+
 def _value_kind(value: Any) -> str:
     if isinstance(value, str | bool | np.bool_):
         return "text"
@@ -246,16 +297,6 @@ def _reads_as_number(value: Any) -> bool:
     except (TypeError, ValueError):
         return False
     return "_" not in str(value)  # 1_000 is no number in a table
-
-
-def _check_missing(values: pd.Series, name: str, *, allowed: bool) -> None:
-    missing = values.isna().to_numpy()
-    if missing.any() and not allowed:
-        raise DataError(
-            f"column {name!r} holds {int(missing.sum())} missing values (NaN; first in "
-            f"{place(values, int(missing.argmax()))}); drop or fill them, or fit with "
-            "imputer='median' (--impute on the command line)"
-        )
 
 
 # Scaling ---------------------------------------------------------------------------------------
@@ -345,31 +386,6 @@ class Standardizer:
         sizes[self.axis] = "N"
         leading = "..., " if self.mean.ndim == -self.axis else ""
         return f"({leading}{', '.join(sizes)})"
-
-
-@final
-class NormalScores:
-    r"""Inputs by their ranks: ``z = Φ⁻¹(share of training rows below x)``, a feature at a time.
-
-    Every feature of the training rows becomes standard normal, however skewed or heavy-tailed it
-    was. Equal values have the middle of their ranks; the outermost are half a row from 0 and 1.
-
-    Args:
-        x: Training rows of R replicas, shape ``(R, N, d)``.
-    """
-
-    def __init__(self, x: Tensor) -> None:
-        self._sorted = x.mT.contiguous().sort(dim=-1).values  # (R, d, N)
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """Map ``(R, M, d)`` to the same shape."""
-        num_rows, values = self._sorted.shape[-1], x.mT.contiguous()
-        below = torch.searchsorted(self._sorted, values)
-        upto = torch.searchsorted(self._sorted, values, right=True)
-        share = (below + upto).double() / (2 * num_rows)
-        edge = 0.5 / num_rows
-        z: Tensor = torch.special.ndtri(share.clamp(edge, 1 - edge)).to(x.dtype)
-        return z.mT.contiguous()
 
 
 def _check_finite(x: NDArray[np.float64]) -> None:

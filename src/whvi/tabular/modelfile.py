@@ -7,7 +7,6 @@ it, and everything that it claims about itself is compared with what it holds.
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import platform
 from abc import ABC, abstractmethod
@@ -23,7 +22,7 @@ from numpy.typing import NDArray
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor, nn
 
-from whvi._files import atomic_write, seal, unseal
+from whvi._files import atomic_write, conform, seal, unseal
 from whvi.errors import ModelFileError, WhviError
 from whvi.tabular.inputs import Standardizer, TableSchema
 from whvi.tabular.predictor import (
@@ -39,16 +38,15 @@ from whvi.tabular.predictor import (
 )
 
 FORMAT_NAME = "whvi-model"
-FORMAT_VERSION = 3
+FORMAT_VERSION = 4
 """Raised when names or meanings change; files of other versions are refused."""
 
-_NOT_A_DESCRIPTION = (
-    *(KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError, RuntimeError),
-    WhviError,
-)
-
+_LIES = (KeyError, TypeError, ValueError, AttributeError, IndexError, ArithmeticError, RuntimeError)
 
 _POSITIVE = ("inputs.scale", "scaling.scale", "target_scale")
+_LARGEST_TARGET = 1e150
+_FARTHEST_GATE, _NARROWEST_GATE = 1e6, 1e-6
+_MOST_CHANGES = 1024  # draws of displacements of a member: what bounds the memory of a block
 _PLAIN = (bool, int, float, str, type(None))
 
 Self = TypeVar("Self", bound="SavedModel")
@@ -152,7 +150,7 @@ def _refusing_false_descriptions() -> Iterator[None]:
         yield
     except ModelFileError:
         raise
-    except _NOT_A_DESCRIPTION as error:
+    except (*_LIES, WhviError) as error:
         raise ModelFileError(
             f"the description in the file is not usable: {type(error).__name__}: {error}"
         ) from error
@@ -263,8 +261,11 @@ def predictor_of(content: ModelFile) -> Predictor:
     classes = _classes(document["classes"], architecture)
     functions = _functions(tensors, architecture)
     width = sum(column.width for column in schema.columns)
-    if width != architecture.in_features or not schema.target_names:
-        raise ModelFileError(f"{width} encoded columns do not fit the networks, or no target")
+    outputs = len(schema.target_names) if classes is None else architecture.num_outputs
+    if width != architecture.in_features or outputs != architecture.num_outputs:
+        raise ModelFileError(
+            f"{width} encoded columns or {outputs} targets do not fit the networks"
+        )
     for name in ("inputs.mean", "inputs.scale"):
         _check_tensor(tensors, name, (1, width), torch.float64)
     mean, scale = (tensors[name].numpy() for name in ("inputs.mean", "inputs.scale"))
@@ -307,6 +308,8 @@ def _check_tensor(
         )
     if not bool(tensor.isfinite().all()):
         raise ModelFileError(f"tensor {name} holds values that are not finite")
+    if "target_" in name and bool((tensor.abs() > _LARGEST_TARGET).any()):
+        raise ModelFileError(f"tensor {name} is so large that no variance is finite")
     if name.endswith(_POSITIVE) and not bool((tensor > 0).all()):
         raise ModelFileError(f"tensor {name} holds values that are not above zero")
 
@@ -315,7 +318,7 @@ def _functions(tensors: Mapping[str, Tensor], architecture: Architecture) -> Fun
     widths = (architecture.in_features, *architecture.hidden)
     members = architecture.members
     last = f"functions.{len(architecture.hidden)}.weight"
-    if last not in tensors or tensors[last].dim() != 4:
+    if last not in tensors or tensors[last].dim() != 4 or not tensors[last].numel():
         raise ModelFileError(f"{len(widths) - 1} hidden layers, but no tensor {last} of draws")
     draws, outputs = tensors[last].shape[1:3]
     layers: list[Draws] = []
@@ -341,12 +344,13 @@ def _linearized(
         if names:
             raise ModelFileError(f"tensors {names[:3]}, but no gate")
         return None
-    gate = Gate(**{name: float(value) for name, value in described.items()})
-    if not all(map(math.isfinite, gate)) or gate.factor < 0 or gate.width <= 0:
+    conform(described, dict.fromkeys(Gate._fields, float), "gate")
+    gate = Gate(**described)
+    if max(map(abs, gate[1:])) > _FARTHEST_GATE or gate.factor < 0 or gate.width < _NARROWEST_GATE:
         raise ModelFileError(f"the gate {tuple(gate)} is not usable")
     first = tensors.get("linearized.0.0")
-    if first is None or first.dim() != 3:
-        raise ModelFileError("there is no tensor linearized.0.0 of displacements")
+    if first is None or first.dim() != 3 or not 0 < first.shape[1] <= _MOST_CHANGES:
+        raise ModelFileError(f"no tensor linearized.0.0 of at most {_MOST_CHANGES} displacements")
     members, draws = functions.shape[0], first.shape[1]
     tangents = []
     for k, layer in enumerate(functions.layers):
@@ -383,10 +387,13 @@ def _classes(stored: Any, architecture: Architecture) -> NDArray[Any] | None:
         raise ModelFileError("labels need classes, and numbers have none")
     if stored is None:
         return None
+    conform(stored, {"dtype": str, "values": [(str, bool, float)]}, "classes")
     dtype = np.dtype(stored["dtype"])
     if dtype.kind not in "OUbiuf":
         raise ModelFileError(f"labels of type {stored['dtype']!r:.40}")
     classes = np.array(stored["values"], dtype=dtype)
-    if classes.ndim != 1 or max(len(classes), 2) != architecture.num_outputs:
+    if not len(classes) == len(set(classes.astype(str))) > 0:
+        raise ModelFileError(f"there must be labels that differ, got {stored['values']!r:.80}")
+    if max(len(classes), 2) != architecture.num_outputs:
         raise ModelFileError(f"{len(classes)} classes, but networks for another number")
     return classes

@@ -9,21 +9,20 @@ from __future__ import annotations
 import csv
 import difflib
 import hashlib
-import importlib.util
 import io
 import math
 import os
 import re
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
 
-from whvi.errors import ConfigError, DataError, MissingDependencyError
-from whvi.tabular.inputs import Kind, finite_numbers
+from whvi.errors import ConfigError, DataError
+from whvi.tabular.inputs import Kind, finite_numbers, place, text_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -34,72 +33,162 @@ _MISSING_NUMBERS = frozenset({"", "na", "n/a", "nan", "null", "none", "?"})  # w
 _MISSING_TEXTS = _MISSING_NUMBERS - {"none"}  # which may well be a category
 _TRUTH_VALUES = {"true": 1.0, "false": 0.0}
 _SEPARATORS = ("\t", ";", "|", ",")  # a tie goes to the rarer: commas also stand in texts
-_DECIMAL_COMMA = re.compile(r"[+-]?\d+,\d+(e[+-]?\d+)?", re.IGNORECASE)
-_DATE = re.compile(r"\d{4}-\d\d?-\d\d?|\d\d?[./]\d\d?[./]\d{2,4}")
-_STRAY_SHARE = 0.5  # a column with more numbers than that was meant to hold numbers
-_MOST_TEXTS = 20  # different ones in a column, if more than half of its cells differ
-_NOT_TEXT = {
-    b"PK\x03\x04": "a ZIP archive or spreadsheet; export it as CSV",
-    b"\x1f\x8b": "compressed with gzip; decompress it",
-    b"\x80": "a binary file; export it as CSV",
-    b"\xd0\xcf\x11\xe0": "an old spreadsheet; export it as CSV",
-}
+_DATE = re.compile(r"\d{4}-\d\d-\d\d([T ]\d\d:\d\d(:\d\d(\.\d+)?)?)?")
+_PACKED = (b"PAR1", b"PK\x03\x04", b"\x1f\x8b", b"\xd0\xcf\x11\xe0", b"\x80")
 _UTF_16 = (b"\xff\xfe", b"\xfe\xff")
 
 
 def python_option(name: str, value: str) -> str:
     """Spell an option of :func:`read_table` in an error message."""
-    return f"{name}={value!r}"
+    return f"{name.replace('-', '_')}={value!r}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class CellStyle:
+    """How the cells of a text file are written.
+
+    Attributes:
+        separator: Between cells; by default whichever of ``, ; | tab`` the first line holds most.
+        decimal: ``"."`` or ``","``.
+        thousands: Between groups of three digits, such as ``","``; by default not allowed.
+        encoding: Of a text file; a byte-order mark is dropped.
+        na_values: Texts that stand for a missing cell, besides the usual ones.
+        spell: How error messages call an option.
+    """
+
+    separator: str | None = None
+    decimal: str = "."
+    thousands: str | None = None
+    encoding: str = "utf-8"
+    na_values: tuple[str, ...] = ()
+    spell: Callable[[str, str], str] = python_option
+
+    def __post_init__(self) -> None:
+        if self.decimal not in (".", ","):
+            raise ConfigError(f"decimal must be '.' or ',', got {self.decimal!r}")
+        marks = {"separator": self.separator, "thousands": self.thousands}
+        given = [mark for mark in (self.decimal, *marks.values()) if mark]
+        for name, mark in marks.items():
+            if mark is not None and (len(mark) != 1 or mark in '\r\n"'):
+                raise ConfigError(f"{name} must be a single character, got {mark!r}")
+        if len(set(given)) < len(given):
+            raise ConfigError(f"separator, decimal and thousands must differ, got {given}")
+
+    def is_missing(self, cell: str, *, text: bool) -> bool:
+        """Tell whether a cell without blanks around it stands for nothing."""
+        usual = _MISSING_TEXTS if text else _MISSING_NUMBERS
+        return cell.lower() in usual or cell in self.na_values
+
+    def number(self, cell: str, kind: Kind | None = None) -> float:
+        """Parse one cell; ``float`` alone would also take ``1_000``, which no table means."""
+        if self.is_missing(cell, text=False):
+            return math.nan
+        if kind == "boolean" and cell.lower() in _TRUTH_VALUES:
+            return _TRUTH_VALUES[cell.lower()]
+        if self.thousands and grouped(self.thousands, self.decimal).fullmatch(cell):
+            cell = cell.replace(self.thousands, "")
+        if "_" in cell or (self.decimal != "." and "." in cell):
+            raise ValueError(cell)
+        return float(cell.replace(self.decimal, ".") if self.decimal != "." else cell)
+
+
+def grouped(thousands: str, decimal: str) -> re.Pattern[str]:
+    """Return what numbers with groups of three digits look like."""
+    return re.compile(rf"[+-]?\d{{1,3}}({re.escape(thousands)}\d{{3}})+({re.escape(decimal)}\d*)?")
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table as it stands in its file: texts of a CSV file, values of a Parquet file.
+
+    Attributes:
+        columns: Cells by column name.
+        index: Named ``line`` (of the file where a row ends) or ``row``, so that errors name it.
+        style: How the cells are written.
+        sha256: Checksum of the bytes.
+        notes: What was left out.
+    """
+
+    columns: dict[str, Sequence[Any]]
+    index: pd.Index
+    style: CellStyle
+    sha256: str
+    notes: tuple[str, ...] = ()
+
+    def frame(
+        self, names: Sequence[str] | None = None, kinds: Mapping[str, Kind] | None = None
+    ) -> pd.DataFrame:
+        """Return columns with types: those of ``kinds``, else what all of their cells are."""
+        found = {}
+        for name in self.columns if names is None else names:
+            cells = pd.Series(self.columns[name], self.index, name=name)
+            found[name] = _typed(cells, (kinds or {}).get(name), self.style)
+        frame = pd.DataFrame(found, index=self.index)
+        frame.attrs["sha256"] = self.sha256
+        return frame
+
+    def original(self, names: Sequence[str]) -> pd.DataFrame:
+        """Return columns as they stand in the file."""
+        return pd.DataFrame({name: self.columns[name] for name in names}, index=self.index)
+
+
+def open_table(
+    source: Source, style: CellStyle | None = None, column_names: Sequence[str] | None = None
+) -> Table:
+    """Read the cells of a file, whose content tells what it is; see :func:`read_table`."""
+    style, data = style or CellStyle(), _read(source)
+    if isinstance(data, str):  # already decoded by the stream
+        data, style = data.encode(errors="surrogatepass"), replace(style, encoding="utf-8")
+    sha256, content = hashlib.sha256(data).hexdigest(), data
+    if data.startswith(_PACKED):
+        from whvi.tabular.formats import unpacked
+
+        content = unpacked(data)
+    if isinstance(content, pd.DataFrame):
+        names = [str(name) for name in content.columns]
+        _check_names(names, 0)
+        if len(content) == 0:
+            raise DataError("the table has column names but no rows")
+        rows = pd.RangeIndex(1, len(content) + 1, name="row")
+        values = [content.iloc[:, k].set_axis(rows) for k in range(len(names))]
+        return Table(dict(zip(names, values, strict=True)), rows, style, sha256)
+    text = _decode(content, style)
+    separator = style.separator or guess_separator(text, style.decimal)
+    if "\0" in text:
+        from whvi.tabular import complaints
+
+        raise complaints.damaged(text, separator)
+    names, cells, lines, notes = _parse(text, separator, column_names)
+    columns = dict(zip(names, zip(*cells, strict=True), strict=True))
+    return Table(columns, pd.Index(lines, name="line"), style, sha256, notes)
 
 
 def read_table(
     source: Source,
     *,
-    separator: str | None = None,
-    decimal: str = ".",
-    encoding: str = "utf-8",
     column_names: Sequence[str] | None = None,
     kinds: Mapping[str, Kind] | None = None,
-    spell: Callable[[str, str], str] = python_option,
+    **style: Any,
 ) -> pd.DataFrame:
-    """Read a CSV, TSV or Parquet table.
+    """Read a CSV, TSV, Parquet or Excel table, which may be compressed (``.gz``, ``.zip``).
 
     Args:
-        source: Path or open stream. Parquet is recognised by its content and needs ``pyarrow``.
-        separator: Between cells; by default whichever of ``, ; | tab`` the first line holds most.
-        decimal: ``"."`` or ``","``.
-        encoding: Of a text file; a byte-order mark is dropped.
+        source: Path or open stream. Parquet needs ``pyarrow``, Excel ``openpyxl``.
         column_names: Given if the file has no header line.
         kinds: What columns hold, by name, such as ``model.schema_.kinds``: the column of a model
             that was fitted on texts stays a column of texts, even if all cells are ``01``. Other
-            columns hold numbers if all of their cells are numbers or missing.
-        spell: How error messages call an option.
+            columns hold numbers, or dates such as ``2020-12-31``, if all of their cells do.
+        **style: Options of :class:`CellStyle`, such as ``separator`` and ``decimal``.
 
     Returns:
-        A data frame with float64 for columns of numbers (missing cells are NaN) and text for all
-        others (missing cells are ``None``). The index is the line of the file where a row ends,
-        so that later errors can name it; ``attrs["sha256"]`` is the checksum of the bytes.
+        A data frame with float64 for columns of numbers (missing cells are NaN), datetime64 for
+        dates and text for all others (missing cells are ``None``). The index is the line of the
+        file where a row ends; ``attrs["sha256"]`` is the checksum of the bytes.
 
     Raises:
         DataError: The table is unreadable; the message names line and column.
     """
-    _check_options(separator, decimal)
-    data = _read(source)
-    if isinstance(data, str):  # already decoded by the stream
-        data, encoding = data.encode(errors="surrogatepass"), "utf-8"
-    kinds = kinds or {}
-    if data.startswith(b"PAR1"):
-        frame = _read_parquet(data, kinds)
-    else:
-        text = _decode(data, encoding, spell)
-        separator = separator or _guess_separator(text, decimal)
-        _check_nul(text, separator)
-        names, rows, lines = _parse(text, separator, column_names)
-        cells = zip(names, zip(*rows, strict=True), strict=True)
-        typed = {n: _typed(n, c, lines, kinds.get(n), decimal, spell) for n, c in cells}
-        frame = pd.DataFrame(typed, index=pd.Index(lines, name="line"))
-    frame.attrs["sha256"] = hashlib.sha256(data).hexdigest()
-    return frame
+    return open_table(source, CellStyle(**style), column_names).frame(kinds=kinds)
 
 
 def numeric_columns(frame: pd.DataFrame, columns: Sequence[str]) -> NDArray[np.float64]:
@@ -119,32 +208,13 @@ def numeric_columns(frame: pd.DataFrame, columns: Sequence[str]) -> NDArray[np.f
     return np.stack(arrays, axis=1) if arrays else np.empty((len(frame), 0))
 
 
-def require_column(frame: pd.DataFrame, name: str) -> None:
+def require_column(frame: pd.DataFrame | Table, name: str) -> None:
     """Refuse a name that is no column, with the nearest one that is."""
     if name not in frame.columns:
         names = [str(each) for each in frame.columns]
         near = difflib.get_close_matches(name, names, n=1)
         hint = f"did you mean {near[0]!r}?" if near else f"it has {listed(names)}"
         raise DataError(f"the table has no column {name!r}; {hint}")
-
-
-def check_categories(texts: pd.Series, name: str) -> None:
-    """Refuse a column of texts that was meant to hold something else than categories."""
-    filled = texts.dropna().map(str)
-    if filled.map(is_number).sum() > _STRAY_SHARE * len(filled):
-        finite_numbers(filled, name)  # refuses the first that is none
-    dates = filled[filled.map(lambda text: _DATE.match(text) is not None)]
-    if len(dates) > _STRAY_SHARE * len(filled):
-        raise DataError(
-            f"column {name!r} holds dates such as {dates.iloc[0]!r:.40}; turn them into numbers, "
-            "such as days since the first, or leave out the column"
-        )
-    different = filled.nunique()
-    if different > _MOST_TEXTS and different > len(filled) / 2:
-        raise DataError(
-            f"column {name!r} holds {different} different texts in {len(filled)} rows (first: "
-            f"{filled.iloc[0]!r:.40}), so it is no category; encode it, or leave out the column"
-        )
 
 
 def listed(names: Sequence[str], most: int = 8) -> str:
@@ -166,11 +236,9 @@ def _read(source: Source) -> bytes | str:
         raise DataError(f"cannot read the table {os.fspath(source)!r}: {reason}") from error
 
 
-def _decode(data: bytes, encoding: str, spell: Callable[[str, str], str]) -> str:
+def _decode(data: bytes, style: CellStyle) -> str:
+    encoding, spell = style.encoding, style.spell
     if encoding.lower().replace("-", "") == "utf8":
-        for magic, meaning in _NOT_TEXT.items():
-            if data.startswith(magic):
-                raise DataError(f"line 1, column 1: this is no CSV file but {meaning}")
         if data.startswith(_UTF_16):
             hint = spell("encoding", "utf-16")
             raise DataError(f"line 1, column 1: the file is encoded as UTF-16; pass {hint}")
@@ -178,32 +246,16 @@ def _decode(data: bytes, encoding: str, spell: Callable[[str, str], str]) -> str
     try:
         text = data.decode(encoding)
     except UnicodeDecodeError as error:
-        before = data[: error.start].decode("latin-1")
-        raise DataError(
-            f"{_place(before, _guess_separator(before, '.'))}: byte 0x{data[error.start]:02X} is "
-            f"not {error.encoding}; pass {spell('encoding', 'latin-1')} (or cp1252) if the file "
-            "is older, or save it as UTF-8"
-        ) from error
+        from whvi.tabular import complaints
+
+        raise complaints.undecodable(data, error, spell) from error
     except LookupError as error:
         raise ConfigError(f"there is no encoding {encoding!r}") from error
     return text.removeprefix("\ufeff")
 
 
-def _check_nul(text: str, separator: str) -> None:
-    position = text.find("\0")
-    if position >= 0:
-        raise DataError(
-            f"{_place(text[:position], separator)}: the file holds a NUL byte, so it is damaged, "
-            "binary or UTF-16; export it again as UTF-8 text"
-        )
-
-
-def _place(before: str, separator: str) -> str:
-    lines = before.replace("\r\n", "\n").replace("\r", "\n").split("\n")
-    return f"line {len(lines)}, column {lines[-1].count(separator) + 1}"
-
-
-def _guess_separator(text: str, decimal: str) -> str:
+def guess_separator(text: str, decimal: str) -> str:
+    """Return the separator that the first line holds most, outside quotation marks."""
     first_line = next((line for line in text[:100_000].splitlines() if line.strip()), "")
     outside_quotes = re.sub(r'"[^"]*"', "", first_line)
     candidates = [each for each in _SEPARATORS if each != decimal]
@@ -215,8 +267,8 @@ def _guess_separator(text: str, decimal: str) -> str:
 
 def _parse(
     text: str, separator: str, column_names: Sequence[str] | None
-) -> tuple[list[str], list[list[str]], list[int]]:
-    """Return column names, rows of cells, and the line where each row ends.
+) -> tuple[list[str], list[list[str]], list[int], tuple[str, ...]]:
+    """Return column names, rows of cells, the line where each row ends, and what was left out.
 
     By ``csv`` and not by ``pandas.read_csv``, which fills up short rows, accepts text after a
     quotation mark, and does not tell on which line a cell stands.
@@ -228,16 +280,22 @@ def _parse(
     no_names: tuple[list[str], int] = ([], 0)
     names, names_line = next(records, no_names) if column_names is None else (column_names, 0)
     names = [name.strip() for name in names]
+    found = list(records)
+    rows, lines = [row for row, _ in found], [line for _, line in found]
+    notes: tuple[str, ...] = ()
+    if rows and names and (not names[0] or not names[-1] or len(rows[0]) == len(names) + 1):
+        from whvi.tabular.formats import without_margins
+
+        names, rows, notes = without_margins(names, rows)
     _check_names(names, names_line)
-    rows, lines = [], []
-    for row, line in records:
+    for row, line in zip(rows, lines, strict=True):
         if len(row) != len(names):
-            raise DataError(_ragged_message(row, line, names, separator))
-        rows.append(row)
-        lines.append(line)
+            from whvi.tabular import complaints
+
+            raise complaints.ragged(row, line, names, separator)
     if not rows:
         raise DataError(f"line {names_line + 1}: the table has column names but no rows")
-    return names, rows, lines
+    return names, rows, lines, notes
 
 
 def _records(reader: Any) -> Iterator[tuple[list[str], int]]:
@@ -256,132 +314,86 @@ def _records(reader: Any) -> Iterator[tuple[list[str], int]]:
 
 
 def _check_names(names: list[str], line: int) -> None:
-    if not names:
-        raise DataError("line 1, column 1: the table is empty")
-    where = f"line {line}" if line else "column_names"
-    if "" in names:
-        raise DataError(
-            f"{where}, column {names.index('') + 1}: the column has no name; name it, or write the "
-            "table without row labels (in pandas: index=False)"
-        )
-    if line and all(is_number(name.replace(",", ".")) for name in names):
-        raise DataError(
-            f"{where}, column 1: expected column names, got only numbers ({names[0]!r}, …); add a "
-            "header line"
-        )
-    repeated = [name for name, count in Counter(names).items() if count > 1]
-    if repeated:
-        positions = [k + 1 for k, name in enumerate(names) if name == repeated[0]]
-        raise DataError(
-            f"{where}: the name {repeated[0]!r} stands at columns {positions}; names must differ"
-        )
+    only_numbers = line and all(is_number(name.replace(",", ".")) for name in names)
+    if only_numbers or not all(names) or len(set(names)) < max(len(names), 1):
+        from whvi.tabular import complaints
 
-
-def _ragged_message(row: list[str], line: int, names: list[str], separator: str) -> str:
-    message = f"line {line}: {len(row)} cells, expected {len(names)}"
-    if len(row) < len(names):
-        return f"{message}; column {names[len(row)]!r} and what follows are missing"
-    message += f"; column {len(names) + 1} ({row[len(names)]!r}) has no name"
-    if separator == "," and len(row) == 2 * len(names):
-        message += " (a decimal comma? then cells must be separated by ';' or quoted)"
-    return message
+        raise complaints.unusable_names(names, line)
 
 
 # From cells to numbers and texts --------------------
 
 
-def _typed(
-    name: str,
-    cells: tuple[str, ...],
-    lines: list[int],
-    kind: Kind | None,
-    decimal: str,
-    spell: Callable[[str, str], str],
-) -> NDArray[Any]:
-    """Return float64 or texts as ``kind`` says; without one, numbers where all cells are."""
+def _typed(cells: pd.Series, kind: Kind | None, style: CellStyle) -> pd.Series:
+    """Return float64, datetime64 or texts as ``kind`` says; without one, as all cells are."""
+    if cells.index.name == "row":  # values, not texts
+        from whvi.tabular.formats import typed_values
+
+        cells = typed_values(cells, kind)
+        if cells.dtype.kind != "O":
+            return cells
+        kind = kind or "categorical"
     if kind == "categorical":
-        return _texts(cells)
-    if decimal == "." and not any("_" in cell for cell in cells):
+        return _texts(cells, style)
+    if kind == "date" or (kind is None and _is_date(cells, style)):
+        from whvi.tabular.formats import dates
+
+        return dates(_texts(cells, style))
+    try:
+        return pd.Series(_numbers(cells, kind, style), cells.index, name=cells.name)
+    except ValueError as error:
+        if isinstance(error, DataError):
+            raise
+        if kind is None:
+            return _texts(cells, style)
+        k = int(error.args[0])
+        raise DataError(
+            f"column {cells.name!r} holds {cells.iloc[k]!r:.60} (first in {place(cells, k)}), "
+            "which is not a number, and is to hold numbers"
+        ) from None
+
+
+def _numbers(cells: pd.Series, kind: Kind | None, style: CellStyle) -> NDArray[np.float64]:
+    """Return numbers; the argument of a ``ValueError`` is the position of the first other cell."""
+    texts = cells.tolist()
+    if style.decimal == "." and not style.na_values and not any("_" in cell for cell in texts):
         try:  # the same rules as below, in a tenth of the time; ``float`` strips blanks itself
-            return np.fromiter(map(float, cells), dtype=np.float64, count=len(cells))
+            return np.fromiter(map(float, texts), dtype=np.float64, count=len(texts))
         except ValueError:
             pass
-    numbers = np.empty(len(cells))
-    for k, cell in enumerate(map(str.strip, cells)):
+    numbers, wrong = np.empty(len(texts)), []
+    for k, cell in enumerate(map(str.strip, texts)):
         try:
-            numbers[k] = _number(cell, decimal, kind)
+            numbers[k] = style.number(cell, kind)
         except ValueError:
-            if decimal == "." and _DECIMAL_COMMA.fullmatch(cell):
-                raise DataError(
-                    f"line {lines[k]}, column {name!r}: {cell!r} looks like a decimal comma; pass "
-                    f"{spell('decimal', ',')} (or write the numbers with a point)"
-                ) from None
-            if kind is None:
-                return _texts(cells)
-            raise DataError(
-                f"column {name!r} holds {cell!r:.60} (first in line {lines[k]}), which is not a "
-                "number, and held numbers when the model was fitted"
-            ) from None
+            if "," not in cell and "." not in cell:
+                raise ValueError(wrong[0] if wrong else k) from None
+            wrong.append(k)
+    if wrong:
+        from whvi.tabular import complaints
+
+        complaints.check_marks(cells, wrong, style)
+        raise ValueError(wrong[0])
     return numbers
 
 
-def _texts(cells: Sequence[Any]) -> NDArray[Any]:
+def _texts(cells: pd.Series, style: CellStyle) -> pd.Series:
     """Return texts without blanks around them; missing ones are ``None``."""
     found = np.empty(len(cells), dtype=object)
     for k, cell in enumerate(cells):
-        text = f"{cell:.17g}" if isinstance(cell, float) else str(cell).strip()
-        found[k] = None if cell is None or text.lower() in _MISSING_TEXTS else text
-    return found
+        text = "" if cell is None else text_of(cell).strip()
+        found[k] = None if style.is_missing(text, text=True) else text
+    return pd.Series(found, cells.index, name=cells.name)
 
 
-def _number(cell: str, decimal: str, kind: Kind | None = None) -> float:
-    """Parse one cell; ``float`` alone would also take ``1_000``, which no table means."""
-    lower = cell.lower()
-    if lower in _MISSING_NUMBERS:
-        return math.nan
-    if kind == "boolean" and lower in _TRUTH_VALUES:
-        return _TRUTH_VALUES[lower]
-    if "_" in cell or (decimal != "." and "." in cell):
-        raise ValueError(cell)
-    return float(cell.replace(decimal, ".") if decimal != "." else cell)
+def _is_date(cells: pd.Series, style: CellStyle) -> bool:
+    filled = [t for t in map(str.strip, cells) if not style.is_missing(t, text=True)]
+    return bool(filled) and all(map(_DATE.fullmatch, filled))
 
 
-def is_number(cell: object) -> bool:
+def is_number(cell: object, style: CellStyle | None = None) -> bool:
     """Tell whether a cell holds a number, and not a missing one."""
     try:
-        return not math.isnan(_number(str(cell), "."))
+        return not math.isnan((style or CellStyle()).number(str(cell)))
     except ValueError:
         return False
-
-
-# Options and optional packages --------------------
-
-
-def _check_options(separator: str | None, decimal: str) -> None:
-    if decimal not in (".", ","):
-        raise ConfigError(f"decimal must be '.' or ',', got {decimal!r}")
-    if separator is not None and (len(separator) != 1 or separator in '\r\n"'):
-        raise ConfigError(f"separator must be a single character, got {separator!r}")
-    if separator == decimal:
-        raise ConfigError(f"separator and decimal are both {separator!r}; they must differ")
-
-
-def _read_parquet(data: bytes, kinds: Mapping[str, Kind]) -> pd.DataFrame:
-    if importlib.util.find_spec("pyarrow") is None:
-        raise MissingDependencyError(
-            "reading Parquet needs pyarrow: pip install pyarrow, or export the table as CSV"
-        )
-    try:
-        frame = pd.read_parquet(io.BytesIO(data), engine="pyarrow")
-    except (OSError, ValueError) as error:
-        raise DataError(f"the Parquet table is damaged: {error}") from error
-    names = [str(name) for name in frame.columns]
-    _check_names(names, 0)
-    if len(frame) == 0:
-        raise DataError("the table has column names but no rows")
-    frame.columns = pd.Index(names)
-    frame.index = pd.RangeIndex(1, len(frame) + 1, name="row")
-    for name in names:
-        if kinds.get(name) == "categorical" or frame[name].dtype.kind == "O":
-            frame[name] = _texts(frame[name].tolist())
-    return frame

@@ -35,8 +35,8 @@ class ArrayInterval(NamedTuple):
 class WHVIRegressor(RegressorMixin, WHVIEstimator):  # type: ignore[misc]  # no types there
     """Bayesian regression by an ensemble of Walsh-Hadamard networks; no tuning needed.
 
-    Numeric, boolean and categorical columns, one target or several. Everything left at ``None``
-    is chosen by the number of rows.
+    Columns of numbers, truth values, categories and dates, with missing values; one target or
+    several. Everything left at ``None`` is chosen by the number of rows.
 
     Args:
         hidden_layer_sizes: Widths of the hidden layers.
@@ -52,8 +52,6 @@ class WHVIRegressor(RegressorMixin, WHVIEstimator):  # type: ignore[misc]  # no 
             trust the data more. ``None``: 0.3 below 3,000 rows, else 0.2.
         validation_fraction: Share of the rows that each member leaves out for that, and for the
             calibration of the noise. 0: none, which makes the noise too small.
-        imputer: ``"median"`` fills missing numbers by the median and missing texts by a category
-            of their own; ``None`` refuses them.
         num_draws: Weight draws of a prediction, over all members. They are fixed by the fit.
         linearize: Whether members are also linearised, with a full covariance over all their
             parameters, for rows that are far from the training rows (``far_share(X)`` tells which).

@@ -34,6 +34,7 @@ FEW_ROWS = 3000
 
 _RATE_FACTORS = (1.0, 0.3, 0.1)  # on the learning rate, tried in turn
 _FEWEST_ROWS = 10  # with fewer, nothing is left out: two rows cannot judge eight
+_MOST_HELD_OUT = 10_000  # rows: more judge no better, and are evaluated twenty times
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -273,4 +274,4 @@ def rotating_folds(num_rows: int, num_members: int, fraction: float, seed: int) 
 def _num_held_out(num_rows: int, fraction: float) -> int:
     if num_rows < _FEWEST_ROWS or fraction == 0:
         return 0
-    return min(max(round(fraction * num_rows), 1), num_rows - 1)
+    return min(max(round(fraction * num_rows), 1), num_rows - 1, _MOST_HELD_OUT)

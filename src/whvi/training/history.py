@@ -71,13 +71,16 @@ def progress_bar(num_steps: int, start: int = 0) -> Iterator[Callable[[StepRecor
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
         from rich.progress import TimeRemainingColumn as Remaining
+        from rich.table import Column
     except ImportError as error:
         raise MissingDependencyError(
             "a progress bar needs rich: pip install 'whvi[progress]'"
         ) from error
-    status = TextColumn("{task.fields[status]}")
-    columns = (TextColumn("fit"), BarColumn(), MofNCompleteColumn(), status, Remaining())
-    with Progress(*columns, console=Console(stderr=True)) as bar:
+    fold = Column(no_wrap=True, overflow="ellipsis", ratio=1)
+    status = TextColumn("{task.fields[status]}", table_column=fold)
+    # what must be seen in 80 columns comes first
+    columns = (TextColumn("fit"), BarColumn(12), MofNCompleteColumn(), Remaining(), status)
+    with Progress(*columns, console=Console(stderr=True), expand=True) as bar:
         task = bar.add_task("fit", total=num_steps, completed=start, status="")
 
         def show(record: StepRecord) -> None:

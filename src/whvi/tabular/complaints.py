@@ -1,0 +1,118 @@
+"""What is wrong with a file of cells, in words: line, column, and what to do."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from whvi.errors import DataError
+from whvi.tabular.inputs import place
+from whvi.tabular.reading import CellStyle, grouped, guess_separator, is_number
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+_OTHER_DATE = re.compile(r"\d{4}[-/.]\d\d?[-/.]\d\d?|\d\d?[./-]\d\d?[./-]\d{2,4}")
+_MARKS = {",": "comma", ".": "point"}
+_STRAY_SHARE = 0.5  # a column with more numbers than that was meant to hold numbers
+_MOST_TEXTS = 20  # different ones in a column, if more than half of its cells differ
+
+
+def undecodable(
+    data: bytes, error: UnicodeDecodeError, spell: Callable[[str, str], str]
+) -> DataError:
+    """Name the first byte that is not of the encoding."""
+    before = data[: error.start].decode("latin-1")
+    return DataError(
+        f"{_place(before, guess_separator(before, '.'))}: byte 0x{data[error.start]:02X} is "
+        f"not {error.encoding}; pass {spell('encoding', 'latin-1')} (or cp1252) if the file "
+        "is older, or save it as UTF-8"
+    )
+
+
+def damaged(text: str, separator: str) -> DataError:
+    """Name the first NUL."""
+    return DataError(
+        f"{_place(text[: text.index(chr(0))], separator)}: the file holds a NUL byte, so it is "
+        "damaged, binary or UTF-16; export it again as UTF-8 text"
+    )
+
+
+def _place(before: str, separator: str) -> str:
+    lines = before.replace("\r\n", "\n").replace("\r", "\n").split("\n")
+    return f"line {len(lines)}, column {lines[-1].count(separator) + 1}"
+
+
+def unusable_names(names: list[str], line: int) -> DataError:
+    """Say which column names are missing, numbers or repeated; ``line`` 0: they were given."""
+    if not names:
+        return DataError("line 1, column 1: the table is empty")
+    where = f"line {line}" if line else "column_names"
+    if "" in names:
+        column = names.index("") + 1
+        return DataError(f"{where}, column {column}: the column has no name; name it")
+    repeated = [name for name, count in Counter(names).items() if count > 1]
+    if line and all(is_number(name.replace(",", ".")) for name in names):
+        return DataError(
+            f"{where}, column 1: expected column names, got only numbers ({names[0]!r}, …); add a "
+            "header line"
+        )
+    positions = [k + 1 for k, name in enumerate(names) if name == repeated[0]]
+    return DataError(
+        f"{where}: the name {repeated[0]!r} stands at columns {positions}; names must differ"
+    )
+
+
+def ragged(row: Sequence[str], line: int, names: list[str], separator: str) -> DataError:
+    """Say how many cells a row has, and where the first is missing or without a name."""
+    message = f"line {line}: {len(row)} cells, expected {len(names)}"
+    if len(row) < len(names):
+        return DataError(f"{message}; column {names[len(row)]!r} and what follows are missing")
+    message += f"; column {len(names) + 1} ({row[len(names)]!r}) has no name"
+    if separator == "," and len(row) == 2 * len(names):
+        message += " (a decimal comma? then cells must be separated by ';' or quoted)"
+    return DataError(message)
+
+
+def check_marks(cells: pd.Series, wrong: list[int], style: CellStyle) -> None:
+    """Refuse a column of numbers, were it not for its commas or points; name the option to use."""
+    other = "," if style.decimal == "." else "."
+    texts = [cells.iloc[k].strip() for k in wrong]
+    groups = all(map(grouped(other, style.decimal).fullmatch, texts))
+    several = groups and any(text.count(other) > 1 or style.decimal in text for text in texts)
+    swapped = CellStyle(decimal=other)
+    decimal = not several and all(is_number(text, swapped) for text in texts)
+    if not (groups or decimal):
+        return
+    what = {"decimal": f"a decimal {_MARKS[other]}"} if decimal else {}
+    what |= {"thousands": f"a {_MARKS[other]} between thousands"} if groups else {}
+    raise DataError(
+        f"{place(cells, wrong[0])}, column {cells.name!r}: {texts[0]!r} looks like "
+        f"{' or '.join(what.values())}; pass "
+        + " or ".join(style.spell(name, other) for name in what)
+    )
+
+
+def category_problem(texts: pd.Series, name: str) -> str | None:
+    """Say why a column of texts was meant to hold something else than categories, if it was."""
+    filled = texts.dropna().map(str)
+    strays = filled[~filled.map(is_number)]
+    if len(filled) - len(strays) > _STRAY_SHARE * len(filled):
+        first = f"{strays.iloc[0]!r:.60} (first in {place(strays, 0)})"
+        return f"column {name!r} holds {first}, which is not a number"
+    dates = filled[filled.map(lambda text: _OTHER_DATE.match(text) is not None)]
+    if len(dates) > _STRAY_SHARE * len(filled):
+        return (
+            f"column {name!r} holds dates such as {dates.iloc[0]!r:.40}, which are read only if "
+            "all are written as 2020-12-31"
+        )
+    different = filled.nunique()
+    if different > _MOST_TEXTS and different > len(filled) / 2:
+        return (
+            f"column {name!r} holds {different} different texts in {len(filled)} rows (first: "
+            f"{filled.iloc[0]!r:.40}), so it is no category"
+        )
+    return None
