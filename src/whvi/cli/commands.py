@@ -183,7 +183,7 @@ def _training_columns(
             if found[name].dtype.kind == "O" and name not in kinds and _doubtful(found[name]):
                 from whvi.tabular.complaints import category_problem
 
-                if problem := category_problem(found[name], name):
+                if problem := category_problem(found[name], name, table.style):
                     problems[name] = problem
     drops = " ".join(f"--drop {shlex.quote(name)}" for name in problems)
     advice = [f"to leave out what cannot be used: {drops}"] * bool(problems)

@@ -162,7 +162,9 @@ def plot_confusion(ax: Axes, predicted: Tensor, labels: Tensor, names: Sequence[
     ax.imshow(share.numpy(), cmap="Blues", vmin=0, vmax=1)
     ticks = [shortened(name) for name in names]
     rotation = 0 if size <= 4 and max(map(len, ticks)) <= 12 else 45 if size <= 12 else 90
-    small = {"fontsize": max(3.0, min(9.0, 150 / size))}  # 50 names stand beside each other
+    small: dict[str, Any] = {
+        "fontsize": max(3.0, min(9.0, 150 / size))
+    }  # 50 names stand beside each other
     ax.set_xticks(range(size), ticks, rotation=rotation, **small)
     ax.set_yticks(range(size), ticks, **small)
     ax.set(xlabel="predicted", ylabel="true")

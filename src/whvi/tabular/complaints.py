@@ -5,14 +5,16 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from whvi.errors import DataError
 from whvi.tabular.inputs import place
-from whvi.tabular.reading import CellStyle, grouped, guess_separator, is_number
 
 if TYPE_CHECKING:
     import pandas as pd
+
+    from whvi.tabular.reading import CellStyle
 
 
 _OTHER_DATE = re.compile(r"\d{4}[-/.]\d\d?[-/.]\d\d?|\d\d?[./-]\d\d?[./-]\d{2,4}")
@@ -22,13 +24,16 @@ _MOST_TEXTS = 20  # different ones in a column, if more than half of its cells d
 
 
 def undecodable(
-    data: bytes, error: UnicodeDecodeError, spell: Callable[[str, str], str]
+    data: bytes,
+    error: UnicodeDecodeError,
+    style: CellStyle,
+    guess_separator: Callable[[str, str], str],
 ) -> DataError:
     """Name the first byte that is not of the encoding."""
     before = data[: error.start].decode("latin-1")
     return DataError(
         f"{_place(before, guess_separator(before, '.'))}: byte 0x{data[error.start]:02X} is "
-        f"not {error.encoding}; pass {spell('encoding', 'latin-1')} (or cp1252) if the file "
+        f"not {error.encoding}; pass {style.spell('encoding', 'latin-1')} (or cp1252) if the file "
         "is older, or save it as UTF-8"
     )
 
@@ -46,7 +51,7 @@ def _place(before: str, separator: str) -> str:
     return f"line {len(lines)}, column {lines[-1].count(separator) + 1}"
 
 
-def unusable_names(names: list[str], line: int) -> DataError:
+def unusable_names(names: list[str], line: int, *, only_numbers: bool) -> DataError:
     """Say which column names are missing, numbers or repeated; ``line`` 0: they were given."""
     if not names:
         return DataError("line 1, column 1: the table is empty")
@@ -55,7 +60,7 @@ def unusable_names(names: list[str], line: int) -> DataError:
         column = names.index("") + 1
         return DataError(f"{where}, column {column}: the column has no name; name it")
     repeated = [name for name, count in Counter(names).items() if count > 1]
-    if line and all(is_number(name.replace(",", ".")) for name in names):
+    if only_numbers:
         return DataError(
             f"{where}, column 1: expected column names, got only numbers ({names[0]!r}, …); add a "
             "header line"
@@ -81,10 +86,10 @@ def check_marks(cells: pd.Series, wrong: list[int], style: CellStyle) -> None:
     """Refuse a column of numbers, were it not for its commas or points; name the option to use."""
     other = "," if style.decimal == "." else "."
     texts = [cells.iloc[k].strip() for k in wrong]
-    groups = all(map(grouped(other, style.decimal).fullmatch, texts))
+    groups = all(style.is_grouped(text, other) for text in texts)
     several = groups and any(text.count(other) > 1 or style.decimal in text for text in texts)
-    swapped = CellStyle(decimal=other)
-    decimal = not several and all(is_number(text, swapped) for text in texts)
+    swapped = replace(style, decimal=other, separator=None, thousands=None)
+    decimal = not several and all(map(swapped.is_number, texts))
     if not (groups or decimal):
         return
     what = {"decimal": f"a decimal {_MARKS[other]}"} if decimal else {}
@@ -96,10 +101,10 @@ def check_marks(cells: pd.Series, wrong: list[int], style: CellStyle) -> None:
     )
 
 
-def category_problem(texts: pd.Series, name: str) -> str | None:
+def category_problem(texts: pd.Series, name: str, style: CellStyle) -> str | None:
     """Say why a column of texts was meant to hold something else than categories, if it was."""
     filled = texts.dropna().map(str)
-    strays = filled[~filled.map(is_number)]
+    strays = filled[~filled.map(style.is_number)]
     if len(filled) - len(strays) > _STRAY_SHARE * len(filled):
         first = f"{strays.iloc[0]!r:.60} (first in {place(strays, 0)})"
         return f"column {name!r} holds {first}, which is not a number"

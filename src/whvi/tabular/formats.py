@@ -8,6 +8,7 @@ import importlib.util
 import io
 import zipfile
 import zlib
+from collections.abc import Callable
 from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,7 +16,6 @@ import pandas as pd
 
 from whvi.errors import ConfigError, DataError, MissingDependencyError
 from whvi.tabular.inputs import place, text_of
-from whvi.tabular.reading import is_number
 
 if TYPE_CHECKING:
     from whvi.tabular.inputs import Kind
@@ -60,7 +60,7 @@ def _inner(data: bytes) -> bytes | pd.DataFrame:
 
 
 def without_margins(
-    names: list[str], rows: list[list[str]]
+    names: list[str], rows: list[list[str]], is_number: Callable[[object], bool]
 ) -> tuple[list[str], list[list[str]], tuple[str, ...]]:
     """Leave out an empty last column (trailing separators) and row labels without a name (R)."""
     width, notes = len(names), []

@@ -119,7 +119,7 @@ class Column:
             texts = np.full(len(values), _MISSING_CATEGORY, dtype=object)
             texts[~missing] = [text_of(value) for value in values[~missing]]
             known = pd.Index(self.categories).get_indexer(pd.Index(texts, dtype=object))
-            return (known[:, None] == np.arange(self.width)).astype(np.float64)
+            return np.asarray(known[:, None] == np.arange(self.width), dtype=np.float64)
         if self.fill is None:
             return np.empty((len(values), 0))
         numbers = np.full(len(values), self.fill)
@@ -224,12 +224,12 @@ def _numbers(values: pd.Series, name: str, kind: Kind) -> NDArray[np.float64]:
             )
     elif (_kind(values, name) == "date") != (kind == "date"):  # which also refuses complex numbers
         raise DataError(
-            f"column {name!r} holds dates or times ({values.dtype})"
-            if kind != "date"
-            else f"column {name!r} holds numbers, and held dates when the model was fitted"
+            f"column {name!r} holds {'numbers' if kind == 'date' else 'dates or times'}, which it "
+            "did not hold when the model was fitted"
         )
     if kind == "date":
-        return (values.to_numpy("datetime64[us]") - np.datetime64(0, "us")) / _DAY
+        elapsed = values.to_numpy("datetime64[us]") - np.datetime64(0, "us")
+        return np.asarray(elapsed / _DAY, dtype=np.float64)
     numbers: NDArray[np.float64] = values.to_numpy(dtype=np.float64)
     infinite = np.isinf(numbers)
     if infinite.any():

@@ -85,16 +85,26 @@ class CellStyle:
             return math.nan
         if kind == "boolean" and cell.lower() in _TRUTH_VALUES:
             return _TRUTH_VALUES[cell.lower()]
-        if self.thousands and grouped(self.thousands, self.decimal).fullmatch(cell):
+        if self.thousands and self.is_grouped(cell, self.thousands):
             cell = cell.replace(self.thousands, "")
         if "_" in cell or (self.decimal != "." and "." in cell):
             raise ValueError(cell)
         return float(cell.replace(self.decimal, ".") if self.decimal != "." else cell)
 
+    def is_number(self, cell: object) -> bool:
+        """Tell whether a cell holds a number, and not a missing one."""
+        try:
+            return not math.isnan(self.number(str(cell)))
+        except ValueError:
+            return False
 
-def grouped(thousands: str, decimal: str) -> re.Pattern[str]:
-    """Return what numbers with groups of three digits look like."""
-    return re.compile(rf"[+-]?\d{{1,3}}({re.escape(thousands)}\d{{3}})+({re.escape(decimal)}\d*)?")
+    def is_grouped(self, cell: str, mark: str) -> bool:
+        """Tell whether a cell is a number with ``mark`` between groups of three digits."""
+        marks = re.escape(mark), re.escape(self.decimal)
+        return re.fullmatch(r"[+-]?\d{{1,3}}({}\d{{3}})+({}\d*)?".format(*marks), cell) is not None
+
+
+is_number = CellStyle().is_number
 
 
 @dataclass(frozen=True)
@@ -109,7 +119,7 @@ class Table:
         notes: What was left out.
     """
 
-    columns: dict[str, Sequence[Any]]
+    columns: Mapping[str, Sequence[Any]]
     index: pd.Index
     style: CellStyle
     sha256: str
@@ -248,7 +258,7 @@ def _decode(data: bytes, style: CellStyle) -> str:
     except UnicodeDecodeError as error:
         from whvi.tabular import complaints
 
-        raise complaints.undecodable(data, error, spell) from error
+        raise complaints.undecodable(data, error, style, guess_separator) from error
     except LookupError as error:
         raise ConfigError(f"there is no encoding {encoding!r}") from error
     return text.removeprefix("\ufeff")
@@ -277,8 +287,8 @@ def _parse(
         io.StringIO(text, newline=""), delimiter=separator, strict=True, skipinitialspace=True
     )
     records = _records(reader)
-    no_names: tuple[list[str], int] = ([], 0)
-    names, names_line = next(records, no_names) if column_names is None else (column_names, 0)
+    given = (column_names or [], 0)
+    names, names_line = next(records, given) if column_names is None else given
     names = [name.strip() for name in names]
     found = list(records)
     rows, lines = [row for row, _ in found], [line for _, line in found]
@@ -286,7 +296,7 @@ def _parse(
     if rows and names and (not names[0] or not names[-1] or len(rows[0]) == len(names) + 1):
         from whvi.tabular.formats import without_margins
 
-        names, rows, notes = without_margins(names, rows)
+        names, rows, notes = without_margins(names, rows, is_number)
     _check_names(names, names_line)
     for row, line in zip(rows, lines, strict=True):
         if len(row) != len(names):
@@ -318,7 +328,7 @@ def _check_names(names: list[str], line: int) -> None:
     if only_numbers or not all(names) or len(set(names)) < max(len(names), 1):
         from whvi.tabular import complaints
 
-        raise complaints.unusable_names(names, line)
+        raise complaints.unusable_names(names, line, only_numbers=bool(names and only_numbers))
 
 
 # From cells to numbers and texts --------------------
@@ -361,7 +371,7 @@ def _numbers(cells: pd.Series, kind: Kind | None, style: CellStyle) -> NDArray[n
             return np.fromiter(map(float, texts), dtype=np.float64, count=len(texts))
         except ValueError:
             pass
-    numbers, wrong = np.empty(len(texts)), []
+    numbers, wrong = np.empty(len(texts)), list[int]()
     for k, cell in enumerate(map(str.strip, texts)):
         try:
             numbers[k] = style.number(cell, kind)
@@ -389,11 +399,3 @@ def _texts(cells: pd.Series, style: CellStyle) -> pd.Series:
 def _is_date(cells: pd.Series, style: CellStyle) -> bool:
     filled = [t for t in map(str.strip, cells) if not style.is_missing(t, text=True)]
     return bool(filled) and all(map(_DATE.fullmatch, filled))
-
-
-def is_number(cell: object, style: CellStyle | None = None) -> bool:
-    """Tell whether a cell holds a number, and not a missing one."""
-    try:
-        return not math.isnan((style or CellStyle()).number(str(cell)))
-    except ValueError:
-        return False
