@@ -28,7 +28,8 @@ from whvi.priors import Prior
 class Adapted(BayesianLayer):
     """A plain layer whose weights are frozen, plus the residual of the active adapter.
 
-    What is not defined here (``in_features``, ``stride``, …) is that of the plain layer.
+    What is not defined here (``in_features``, ``stride``, …) is that of the plain layer;
+    :func:`whvi.convert` freezes it.
 
     Args:
         base: ``nn.Linear``, ``nn.Conv1d/2d/3d``, or ``Conv1D`` of transformers.
@@ -39,7 +40,7 @@ class Adapted(BayesianLayer):
 
     def __init__(self, base: nn.Module) -> None:
         super().__init__()
-        self.base = base.requires_grad_(False)
+        self.base = base
         self.adapters = nn.ModuleDict()
         self.options: dict[str, dict[str, Any]] = {}  # with which each adapter was made
         self.active = None
@@ -129,7 +130,7 @@ class Trained(nn.Module):
 
     def __init__(self, original: nn.Module) -> None:
         super().__init__()
-        self.original_module = original.requires_grad_(False)
+        self.original_module = original
         self.modules_to_save = nn.ModuleDict()
         self.active = None
         self.training = original.training
