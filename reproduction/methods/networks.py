@@ -34,8 +34,8 @@ from whvi.likelihoods import (
 )
 from whvi.models.mlp import LayerFactory
 from whvi.predictive import Predictive
-from whvi.tabular.ranks import NormalScores
 from whvi.tabular.networks import build_network, reset_network
+from whvi.tabular.ranks import NormalScores
 from whvi.tabular.training import train_finite
 from whvi.training import FitConfig, fit
 from whvi.training.config import seeded_generator
