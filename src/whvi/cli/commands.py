@@ -104,10 +104,7 @@ def fit_table(
     checkpoint: str | None,
     **parameters: Any,
 ) -> None:
-    """Read, fit, write; progress and a summary go to stderr.
-
-    ``parameters`` are those that both estimators have.
-    """
+    """Read, fit, write; progress and a summary go to stderr. ``parameters``: of the estimators."""
     from whvi.tabular import WHVIClassifier, WHVIRegressor
 
     if output == STREAM:
@@ -120,6 +117,7 @@ def fit_table(
     values = table.frame([target], kinds)[target]
     is_classifier = _is_classification(values, task, likelihood, options)
     x, y = _training_columns(table, target, drop, kinds, is_classifier)
+    del table  # of a million rows the texts take gigabytes
     kind = WHVIClassifier if is_classifier else partial(WHVIRegressor, likelihood=likelihood)
     model = kind(**parameters)
     model.fit(x, pd.Series(y, name=target), checkpoint=checkpoint)

@@ -131,7 +131,8 @@ class Table:
         """Return columns with types: those of ``kinds``, else what all of their cells are."""
         found = {}
         for name in self.columns if names is None else names:
-            cells = pd.Series(self.columns[name], self.index, name=name)
+            dtype = None if self.index.name == "row" else object  # values, or texts
+            cells = pd.Series(self.columns[name], self.index, dtype=dtype, name=name)
             found[name] = _typed(cells, (kinds or {}).get(name), self.style)
         frame = pd.DataFrame(found, index=self.index)
         frame.attrs["sha256"] = self.sha256
@@ -268,8 +269,7 @@ def guess_separator(text: str, decimal: str) -> str:
     """Return the separator that the first line holds most, outside quotation marks."""
     first_line = next((line for line in text[:100_000].splitlines() if line.strip()), "")
     outside_quotes = re.sub(r'"[^"]*"', "", first_line)
-    candidates = [each for each in _SEPARATORS if each != decimal]
-    return max(candidates, key=outside_quotes.count)
+    return max((each for each in _SEPARATORS if each != decimal), key=outside_quotes.count)
 
 
 # From text to cells --------------------
@@ -280,16 +280,15 @@ def _parse(
 ) -> tuple[list[str], list[list[str]], list[int], tuple[str, ...]]:
     """Return column names, rows of cells, the line where each row ends, and what was left out.
 
-    By ``csv`` and not by ``pandas.read_csv``, which fills up short rows, accepts text after a
-    quotation mark, and does not tell on which line a cell stands.
+    By ``csv``: ``pandas.read_csv`` fills up short rows and does not tell where a cell stands.
     """
     reader = csv.reader(
         io.StringIO(text, newline=""), delimiter=separator, strict=True, skipinitialspace=True
     )
     records = _records(reader)
     given = (column_names or [], 0)
-    names, names_line = next(records, given) if column_names is None else given
-    names = [name.strip() for name in names]
+    found_names, names_line = next(records, given) if column_names is None else given
+    names = [name.strip() for name in found_names]
     found = list(records)
     rows, lines = [row for row, _ in found], [line for _, line in found]
     notes: tuple[str, ...] = ()
