@@ -15,6 +15,7 @@ from reproduction.records import Record
 from reproduction.table1.paper import DATASETS
 from whvi.plots import save_figure
 
+_LARGE = 20.0
 _LINEAR = 5.0  # nats up to which the axis of MNLL is linear; beyond, logarithmic
 
 
@@ -38,7 +39,8 @@ def _panel(axis: Any, records: Sequence[Record], methods: Sequence[str]) -> None
             color, mean = f"C{position % 10}", sum(dots) / len(dots)
             axis.plot([position] * len(dots), dots, ".", alpha=0.6, color=color)
             axis.plot([position - 0.35, position + 0.35], [mean, mean], color=color)
-    axis.set_yscale("symlog", linthresh=_LINEAR)
+    if max(r["mnll"] for r in records) > _LARGE:  # else an axis of powers of ten has no numbers
+        axis.set_yscale("symlog", linthresh=_LINEAR)
     axis.set_xlim(-0.5, len(methods) - 0.5)
     axis.set_xticks(range(len(methods)), methods, rotation=90, fontsize=7)
     axis.tick_params(axis="y", which="both", labelsize=7)
