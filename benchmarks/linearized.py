@@ -106,6 +106,7 @@ def _laplace(laplace: ModuleType, backend: str, x: Tensor, y: Tensor) -> Callabl
     try:
         fit(x[:2], y[:2])
     except (AttributeError, TypeError, RuntimeError, NotImplementedError) as error:
+        # what its backends raise for layers they do not know; the benchmark prints the reason
         return f"does not take the layers: {error}"
     return partial(fit, x, y)
 

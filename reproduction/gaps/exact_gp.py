@@ -113,7 +113,7 @@ def _process(kernel: str, x: Tensor, y: Tensor) -> Any:
     rbf, matern = RBFKernel(ard_num_dims=columns), MaternKernel(2.5, ard_num_dims=columns)
     shape = rbf if kernel == "rbf" else matern
 
-    class Process(ExactGP):  # type: ignore[misc]  # no types there
+    class Process(ExactGP):  # type: ignore[misc]  # gpytorch has no types
         def __init__(self) -> None:
             super().__init__(x, y, GaussianLikelihood())
             self.mean, self.kernel = ConstantMean(), ScaleKernel(shape)

@@ -227,9 +227,11 @@ def map_tensors(function: Callable[[Tensor], Tensor], x: Any) -> Any:
 
 
 def _tensors(x: Inputs) -> list[Tensor]:
-    found: list[Tensor] = []
-    map_tensors(lambda t: found.append(t) or t, x)  # type: ignore[func-returns-value]
-    return found
+    if isinstance(x, Mapping):
+        x = tuple(x.values())
+    if isinstance(x, tuple | list):
+        return [tensor for part in x for tensor in _tensors(part)]
+    return [x] if isinstance(x, Tensor) else []
 
 
 def _chunks(x: Inputs, batch_shape: tuple[int, ...], batch_size: int | None) -> list[Inputs]:

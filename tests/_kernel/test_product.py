@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 import torch
 from torch import Tensor
 
 from tests.conformance.layer_suite import DTYPE, EPS, normal, seeded
 from tests.layers.oracle import hadamard_matrix
-from tests.test_hops import files_entered
-from whvi._kernel.backend import kernel
 from whvi._kernel.layout import BlockPlan
 from whvi._kernel.noise import normal_from_seed
 from whvi._kernel.product import block_linear, noisy_block_linear
@@ -134,16 +130,3 @@ def test_sizes_are_found_without_floats() -> None:
         if exponent < 31:
             assert BlockPlan.for_shape(power**2, 1).block_size == power
             assert BlockPlan.for_shape(power**2 + 1, 1).block_size == 2 * power
-
-
-@pytest.mark.skipif(kernel is None, reason="needs the compiled kernel")
-def test_the_way_to_the_kernel_is_two_files_and_one_from_the_second_call_on() -> None:
-    plan = BlockPlan.for_shape(24, 40)
-    x, vector, bias = torch.randn(5, 24), torch.randn(plan.vector_size), torch.randn(40)
-    calls: list[Callable[[], object]] = [
-        lambda: block_linear(x, vector, vector, vector, bias, plan),
-        lambda: noisy_block_linear(x, vector, (vector, vector), vector, bias, plan, 3),
-    ]
-    for call in calls:
-        assert set(files_entered(call)) <= {"_kernel/product.py", "_kernel/layout.py"}
-        assert files_entered(call) == ["_kernel/product.py"]

@@ -9,14 +9,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from tests.clients.huggingface import train, transformers
 from whvi import MeanWeights, WeightDraws, convert, draw_functions, elbo, kl, sampling, unconvert
 from whvi.adapters import Adapted, load_adapter, save_adapter, use_adapter
 from whvi.errors import ConfigError
 from whvi.likelihoods import Categorical
 
-transformers = pytest.importorskip(
-    "transformers", reason="transformers is not installed: make clients"
-)
 pytest.importorskip("accelerate", reason="accelerate is not installed: make clients")
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -90,28 +88,12 @@ def test_a_tied_head_of_a_language_model_is_refused() -> None:
         convert(transformers.BertForMaskedLM(config))
 
 
-class TrainerWithKL(transformers.Trainer):
-    losses: list[float]
-
-    def compute_loss(self, model: nn.Module, inputs: Any, *args: Any, **options: Any) -> Tensor:
-        loss = super().compute_loss(model, inputs, *args, **options) + kl(model) / 1000
-        self.losses.append(float(loss.detach()))
-        return loss
-
-
 @pytest.mark.parametrize("options", [{}, {"bf16": True}, {"gradient_checkpointing": True}], ids=str)
 def test_trainer_lowers_the_loss(tmp_path: Path, options: dict[str, bool]) -> None:
-    net, columns = adapted_bert(), sentences()
-    rows = [{name: c[i] for name, c in columns.items()} for i in range(NUM_ROWS)]
-    settings = transformers.TrainingArguments(
-        str(tmp_path), num_train_epochs=40, per_device_train_batch_size=16, learning_rate=0.02,
-        use_cpu=True, report_to=[], save_strategy="no", logging_strategy="no", disable_tqdm=True,
-        dataloader_pin_memory=False, **options,
-    )  # fmt: skip
-    trainer = TrainerWithKL(net, settings, train_dataset=rows)
-    trainer.losses = []
-    trainer.train()
-    assert sum(trainer.losses[-6:]) < sum(trainer.losses[:6]) - 6 * 0.1
+    net = adapted_bert()
+    options = {**options, "num_train_epochs": 40, "learning_rate": 0.02}
+    losses = train(net, sentences(), tmp_path, num_rows=1000, **options)
+    assert sum(losses[-6:]) < sum(losses[:6]) - 6 * 0.1
     fresh = bert()
     assert all(
         torch.equal(p, fresh.get_parameter(n.replace(".base", "")))

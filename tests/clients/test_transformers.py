@@ -9,12 +9,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from whvi import WHVILinear, draw_functions, elbo, kl
+from tests.clients.huggingface import train, transformers
+from whvi import WHVILinear, draw_functions, elbo
 from whvi.likelihoods import Categorical
 
-transformers = pytest.importorskip(
-    "transformers", reason="transformers is not installed: make clients"
-)
 pytest.importorskip("accelerate", reason="accelerate is not installed: make clients")
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -56,28 +54,11 @@ def sentences() -> dict[str, Tensor]:
     return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": labels}
 
 
-class TrainerWithKL(transformers.Trainer):
-    losses: list[float]
-
-    def compute_loss(self, model: nn.Module, inputs: Any, *args: Any, **options: Any) -> Tensor:
-        loss = super().compute_loss(model, inputs, *args, **options) + kl(model) / NUM_ROWS
-        self.losses.append(float(loss))
-        return loss
-
-
 @pytest.mark.parametrize("options", [{}, {"bf16": True}, {"gradient_checkpointing": True}], ids=str)
 def test_trainer_lowers_the_loss(tmp_path: Path, options: dict[str, bool]) -> None:
-    net, columns = model(), sentences()
-    rows = [{name: c[i] for name, c in columns.items()} for i in range(NUM_ROWS)]
-    settings = transformers.TrainingArguments(
-        str(tmp_path), num_train_epochs=15, per_device_train_batch_size=16, learning_rate=0.01,
-        use_cpu=True, report_to=[], save_strategy="no", logging_strategy="no", disable_tqdm=True,
-        dataloader_pin_memory=False, **options,
-    )  # fmt: skip
-    trainer = TrainerWithKL(net, settings, train_dataset=rows)
-    trainer.losses = []
-    trainer.train()
-    assert sum(trainer.losses[-3:]) < sum(trainer.losses[:3]) - 1
+    options = {**options, "num_train_epochs": 15, "learning_rate": 0.01}
+    losses = train(model(), sentences(), tmp_path, num_rows=NUM_ROWS, **options)
+    assert sum(losses[-3:]) < sum(losses[:3]) - 1
 
 
 def test_files_go_round_by_safetensors(tmp_path: Path) -> None:

@@ -82,8 +82,11 @@ def _adapt(
 
 
 def _rules(selection: Selection) -> list[Any]:
-    several = isinstance(selection, Iterable) and not isinstance(selection, str | type)
-    return [] if selection is None else [*selection] if several else [selection]  # type: ignore[misc]
+    if selection is None:
+        return []
+    if isinstance(selection, Iterable) and not isinstance(selection, str | type):
+        return [*selection]
+    return [selection]
 
 
 def _trained_names(model: nn.Module, train: Selection) -> list[str]:
@@ -109,10 +112,14 @@ def attach(
         if any(isinstance(m, Adapted) for m in model.get_submodule(each).modules()):
             raise ConfigError(f"{each} has layers with adapters and cannot be trained as a whole")
         model = _exchange(model, each, lambda m: m if isinstance(m, Trained) else Trained(m))
-        model.get_submodule(each).add(name)  # type: ignore[operator]
+        whole = model.get_submodule(each)
+        assert isinstance(whole, Trained)  # as the line before made it
+        whole.add(name)
     for each, options in adapted.items():
         model = _exchange(model, each, lambda m: m if isinstance(m, Adapted) else Adapted(m))
-        model.get_submodule(each).add(name, **options)  # type: ignore[operator]
+        layer = model.get_submodule(each)
+        assert isinstance(layer, Adapted)  # as the line before made it
+        layer.add(name, **options)
     use_adapter(model, name)
     return model
 

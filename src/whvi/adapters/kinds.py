@@ -45,7 +45,8 @@ def num_axes(plain: nn.Module) -> int:
 
 def plain_weight(plain: nn.Module) -> Tensor:
     """Return the weights with outputs first, as ``nn.Linear`` and ``nn.Conv2d`` have them."""
-    weight: Tensor = plain.weight  # type: ignore[assignment]
+    weight = plain.weight
+    assert isinstance(weight, Tensor)  # of every kind of layer that is taken
     return weight.mT if is_transposed(plain) else weight
 
 

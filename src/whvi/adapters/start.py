@@ -68,8 +68,10 @@ def start_at(layer: RandomAffine, weight: Tensor, bias: Tensor | None) -> float:
         target.copy_(values.reshape(target.shape))
     matrix.s2.copy_(s2.reshape(matrix.s2.shape))
     if bias is not None:
-        place = layer._parameters["bias"]
-        (layer.bias_posterior.loc if layer.bias_posterior else place).copy_(bias)  # type: ignore[union-attr]
+        random = layer.bias_posterior
+        place = layer._parameters["bias"] if random is None else random.loc
+        assert place is not None  # the layer was made with a bias
+        place.copy_(bias)
     error = (rows - matrix.mean).square().sum()
     return 1 - float(error / rows.square().sum().clamp_min(_TINY))
 

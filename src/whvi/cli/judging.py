@@ -155,8 +155,8 @@ def _describe(column: Column) -> str:
         return f"{column.kind}: {shown}{f' and {rest} more' if rest > 0 else ''}"
     if column.minimum is None or column.maximum is None:
         return "no value in training, not used"
-    ends: tuple[Any, Any] = (column.minimum, column.maximum)
+    ends: list[Any] = [column.minimum, column.maximum]
     if column.kind == "date":
-        ends = tuple(datetime.date(1970, 1, 1) + datetime.timedelta(end) for end in ends)  # type: ignore[assignment]
+        ends = [datetime.date(1970, 1, 1) + datetime.timedelta(end) for end in ends]
     shown = " to ".join(f"{end:g}" if isinstance(end, float) else str(end) for end in ends)
     return f"{column.kind}, {shown} in training{', with missing values' * column.indicator}"

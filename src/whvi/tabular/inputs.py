@@ -257,8 +257,8 @@ def _kind(values: pd.Series, name: str) -> Kind:
         raise DataError(f"column {name!r} holds durations ({values.dtype}); make them numbers")
     if kind == "O" and not isinstance(values.dtype, pd.CategoricalDtype):
         return _kind_of_objects(values, name)
-    found = {"b": "boolean", "O": "categorical", "M": "date"}
-    return found.get(kind, "numeric")  # type: ignore[return-value]
+    found: dict[str, Kind] = {"b": "boolean", "O": "categorical", "M": "date"}
+    return found.get(kind, "numeric")
 
 
 def _kind_of_objects(values: pd.Series, name: str) -> Kind:
