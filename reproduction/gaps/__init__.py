@@ -1,7 +1,7 @@
 """Honesty where there are no data: gap splits of the UCI sets, and the toy beside NUTS.
 
-Writes ``records.jsonl`` (gap splits), ``literature.jsonl`` (the literature's splits) and
-``few.jsonl`` (20 training rows), one line per method, data set, split and seed, and from these
+Writes ``records.jsonl`` (gap splits) and ``few.jsonl`` (20 training rows), one line per method,
+data set, split and seed; from these and from Table 1's records of ``WHVIRegressor`` it makes
 ``summary.json``, ``README.md`` and the figures.
 """
 
@@ -10,13 +10,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from reproduction.data import CATALOGUE, load_uci
+from reproduction.data import load_uci
 from reproduction.gaps.absent import tell_absent
-from reproduction.gaps.methods import ESTIMATORS, RUN, missing_package
+from reproduction.gaps.methods import RUN, missing_package
 from reproduction.gaps.report import write_gaps
 from reproduction.gaps.splits import NUM_DRAWS_OF_ROWS, gap_columns
 from reproduction.gaps.toy_fits import run_toy
 from reproduction.gaps.work import FILES, GapsWork
+from reproduction.methods import estimator
 from reproduction.records import RecordStore
 from reproduction.runner import Options, Unit, run_units
 
@@ -38,7 +39,7 @@ def reproduce_gaps(
 
     Args:
         options: ``quick`` is two splits of energy and yacht with few steps.
-        parts: Of :data:`PARTS`; gap splits have all methods, the others ``WHVIRegressor``.
+        parts: Of :data:`PARTS`; gap splits have all methods, few rows ``WHVIRegressor``.
         splits: Columns, or numbers of splits; by default all.
         data_dir: Folder that holds ``UCI_Datasets``.
     """
@@ -64,7 +65,7 @@ def reproduce_gaps(
 
 def _units(part: str, dataset: str, numbers: tuple[int, ...], options: Options) -> list[Unit]:
     """List the units of one data set; methods whose package is absent are left out."""
-    possible = RUN if part == "gaps" else ESTIMATORS[:1]
+    possible = RUN if part == "gaps" else (estimator.NAME,)
     chosen = [name for name in options.methods or possible if name in possible]
     present = [name for name in chosen if missing_package(name) is None]
     seeds = options.seeds or SEEDS
@@ -75,4 +76,4 @@ def _numbers(part: str, dataset: str, data_dir: str | None) -> tuple[int, ...]:
     """Return the splits that a data set has in a part of the experiment."""
     if part == "gaps":
         return tuple(column.number for column in gap_columns(load_uci(dataset, data_dir).x))
-    return tuple(range(NUM_DRAWS_OF_ROWS if part == "few" else CATALOGUE[dataset].num_splits))
+    return tuple(range(NUM_DRAWS_OF_ROWS))

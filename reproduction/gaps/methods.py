@@ -15,13 +15,13 @@ from reproduction.gaps.exact_gp import ExactGPMethod
 from reproduction.gaps.laplace import LaplaceMethod
 from reproduction.gaps.linearized import LinearizedMethod
 from reproduction.methods import DataSize, Method, Settings
+from reproduction.methods.estimator import ESTIMATORS
 from reproduction.methods.grids import METHODS as TABLE_1
 from reproduction.methods.networks import NetworkMethod
 
 NUM_STEPS = 3000
-ESTIMATORS = ("WHVIRegressor", "WHVIGPRegressor")
 BEFORE = "WHVIRegressor-before"
-"""``WHVIRegressor`` before the linearised posterior: records under a name that is not run again."""
+"""``WHVIRegressor`` before the linearised posterior: a name that is not run again."""
 
 _PACKAGES = {"catboost": "catboost", "laplace": "laplace", "exact-gp": "gpytorch"}
 

@@ -10,10 +10,14 @@ from reproduction.gaps.methods import BEFORE, ROWS, RUN
 from reproduction.gaps.splits import MOST_TEST_ROWS, MOST_TRAINING_ROWS
 from reproduction.gaps.summary import summarise
 from reproduction.gaps.toy_fits import ToyFit, gap_ratio, read_toy
-from reproduction.gaps.work import FILES
+from reproduction.gaps.work import FILES, with_before
+from reproduction.methods import estimator
 from reproduction.records import Record, RecordStore
 from reproduction.report import SummaryRow, markdown_table, number, write_report
 from reproduction.table1.paper import DATASETS
+
+TABLE_1 = "table1/records.jsonl"
+"""Whose estimator is that of this experiment, in distribution."""
 
 Choose = Callable[[SummaryRow], float]
 Show = Callable[[SummaryRow], str]
@@ -21,7 +25,7 @@ Show = Callable[[SummaryRow], str]
 
 def write_gaps(folder: Path) -> None:
     """Write ``summary.json``, ``README.md`` and the figures."""
-    parts = {part: list(RecordStore(folder / name).read().values()) for part, name in FILES.items()}
+    parts = read_parts(folder)
     fits = read_toy(folder)
     summary = {part: summarise(records) for part, records in parts.items()}
     toy = [{"method": name, **gap_ratio(fit, fits)} for name, fit in fits.items()]
@@ -30,6 +34,14 @@ def write_gaps(folder: Path) -> None:
         draw_gaps(parts["gaps"], folder / "gaps")
     if fits:
         draw_toy(fits, folder / "toy")
+
+
+def read_parts(folder: Path) -> dict[str, list[Record]]:
+    """Read the records of every part; those of the literature's splits are Table 1's."""
+    files = {**FILES, "literature": f"../{TABLE_1}"}
+    read = {part: list(RecordStore(folder / name).read().values()) for part, name in files.items()}
+    read["literature"] = [r for r in read["literature"] if r["method"] == estimator.NAME]
+    return {part: with_before(records) for part, records in read.items()}
 
 
 def markdown(parts: dict[str, list[Record]], fits: dict[str, ToyFit]) -> str:
@@ -56,7 +68,9 @@ def markdown(parts: dict[str, list[Record]], fits: dict[str, ToyFit]) -> str:
 def _introduction(records: Sequence[Record]) -> str:
     found = {record["method"] for record in records}
     absent = [f"`{name}`" for name in RUN if name not in found]
-    commits = sorted({str(r["commit"]) for r in records if r["method"] == BEFORE})
+    commits = sorted(
+        {str(r["commit"]) for r in records if r["method"] == BEFORE and "near" not in r}
+    )
     return (
         "Made from the records beside it by `python -m reproduction gaps`; protocol and methods: "
         "[gaps.md](../../gaps.md). Every input column has a split: the middle third of the rows in "
@@ -64,7 +78,12 @@ def _introduction(records: Sequence[Record]) -> str:
         "rows per column, drawn with the seed: that concerns kin8nm, naval, powerplant and "
         "protein. Natural log, units of the target; the best mean of a row is bold; a cell with "
         "fewer columns than others in its row shows their number and is never bold.\n"
-        + (f"\n`{BEFORE}` was recorded at commit {', '.join(commits)}.\n" if commits else "")
+        + (
+            f"\n`{BEFORE}` was recorded at commit {', '.join(commits)}; where it was not "
+            "run, it is the weight draws alone of the same fit as `WHVIRegressor`.\n"
+            if commits
+            else ""
+        )
         + (f"\nNo records yet: {', '.join(absent)}.\n" if absent else "")
     )
 

@@ -2,32 +2,25 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from reproduction.data import UCIDataset, load_uci
 from reproduction.gaps.commit import commit
 from reproduction.gaps.linearized import LinearizedMethod
-from reproduction.gaps.methods import BEFORE, ESTIMATORS, METHODS
+from reproduction.gaps.methods import BEFORE, METHODS
 from reproduction.gaps.splits import few_rows, with_gaps
 from reproduction.methods import DataSize, Method
-from reproduction.methods.evaluation import evaluate, facts
+from reproduction.methods.estimator import ESTIMATORS, evaluate_estimator
+from reproduction.methods.evaluation import evaluate
 from reproduction.methods.selection import Choice, candidates, choose
 from reproduction.records import Record, RecordStore
 from reproduction.runner import Unit
-from whvi.metrics import coverage, crps, mnll, rmse
-from whvi.predictive import Predictive
-from whvi.tabular import WHVIGPRegressor, WHVIRegressor
 
-FILES = {"gaps": "records.jsonl", "literature": "literature.jsonl", "few": "few.jsonl"}
+FILES = {"gaps": "records.jsonl", "few": "few.jsonl"}
 """Of the records of every part."""
-LEVELS = (0.5, 0.9)
 _QUICK_STEPS = 60
 
 
@@ -36,7 +29,7 @@ class GapsWork:
     """Computes the records of a unit.
 
     Attributes:
-        part: ``"gaps"``; ``"literature"``, the literature's splits; or ``"few"``: 20 training rows.
+        part: ``"gaps"``, or ``"few"``: 20 training rows.
         data_dir: Folder that holds ``UCI_Datasets``.
         quick: Few steps and one candidate: a test of the machinery, not of the methods.
         records_path: File of the records that are there, whose choices others take over.
@@ -50,8 +43,14 @@ class GapsWork:
     def __call__(self, unit: Unit) -> Iterator[Record]:
         """Yield the records of ``unit``, one per split."""
         dataset = split_dataset(load_uci(unit.dataset, self.data_dir), self.part, seed=unit.seed)
-        run = self._estimator if unit.method in ESTIMATORS else self._method
-        for record in run(unit, dataset):
+        if unit.method in ESTIMATORS:
+            steps = _QUICK_STEPS if self.quick else None
+            records = evaluate_estimator(
+                unit.method, dataset, unit.splits, seed=unit.seed, max_iter=steps
+            )
+        else:
+            records = self._method(unit, dataset)
+        for record in records:
             values = dataset.x[:, record["split"]] if self.part == "gaps" else np.empty(0)
             distinct = {"num_distinct": len(np.unique(values))} if self.part == "gaps" else {}
             yield {**record, **distinct, "quick": self.quick, "commit": commit()}
@@ -59,7 +58,7 @@ class GapsWork:
     def _method(self, unit: Unit, dataset: UCIDataset) -> Iterator[Record]:
         method = METHODS[unit.method]
         chosen = self._choose(method, unit, dataset)
-        yield from evaluate(method, dataset, unit.splits, chosen, seed=unit.seed, score=scores)
+        yield from evaluate(method, dataset, unit.splits, chosen, seed=unit.seed)
 
     def _choose(self, method: Method, unit: Unit, dataset: UCIDataset) -> list[Choice]:
         """Let every split choose on held-out training rows; one candidate is no choice.
@@ -83,61 +82,23 @@ class GapsWork:
         choices = [Choice(each["settings"], each["noise_factor"], {}, 0.0) for each in found]
         return choices if len(choices) == len(keys) else []
 
-    def _estimator(self, unit: Unit, dataset: UCIDataset) -> Iterator[Record]:
-        """Fit an estimator with its defaults to the raw columns."""
-        for split in unit.splits:
-            train, test = dataset.splits[split]
-            start = time.perf_counter()
-            model = _make_estimator(unit.method, unit.seed, quick=self.quick)
-            model.fit(dataset.x[train], dataset.y[train])
-            predictive = model.predict_dist(dataset.x[test])
-            record = {
-                "dataset": dataset.name,
-                "split": split,
-                "seed": unit.seed,
-                "num_parameters": sum(p.numel() for p in model.model_.parameters()),
-                "seconds": time.perf_counter() - start,
-                "choice": {name: getattr(model, name + "_", None) for name in _FOUND},
-                **facts(dataset, split),
-            }
-            y = torch.as_tensor(dataset.y[test])
-            yield {"method": unit.method, **record, **scores(predictive, y)}
-            if isinstance(model, WHVIRegressor) and self.part != "gaps":
-                yield {"method": BEFORE, **record, **scores(_near(model, dataset.x[test]), y)}
-
-
-_FOUND = ("likelihood", "noise_factor")  # by WHVIRegressor in its own training rows
-
-
-def _near(model: WHVIRegressor, x: np.ndarray) -> Predictive:
-    """Predict by the weight draws of the same fit alone, as the estimator did before."""
-    whole = model.predict_dist(x)
-    loc, scale = (part[: model.num_draws] for part in whole.gaussian_components() or ())
-    return Predictive.gaussian(loc, scale)
-
 
 def split_dataset(dataset: UCIDataset, part: str, *, seed: int) -> UCIDataset:
     """Return the set with the splits of a part of the experiment."""
-    if part == "gaps":
-        return with_gaps(dataset, seed=seed)
-    return few_rows(dataset) if part == "few" else dataset
+    return with_gaps(dataset, seed=seed) if part == "gaps" else few_rows(dataset)
 
 
-def scores(predictive: Predictive, y: Tensor) -> dict[str, float]:
-    """Score one distribution per row against ``y (N,)``, in the units of ``y``."""
-    found = {
-        "rmse": float(rmse(predictive.mean, y)),
-        "mnll": float(mnll(predictive.log_prob(y))),
-        "crps": float(crps(predictive, y)),
-    }
-    for level in LEVELS:
-        lower, upper = predictive.interval(level)
-        found[f"coverage{100 * level:.0f}"] = float(coverage(lower, upper, y))
-        found[f"width{100 * level:.0f}"] = float((upper - lower).median())
-    return found
+def with_before(records: Iterable[Record]) -> list[Record]:
+    """Add what the estimator was before: the weight draws alone, unless there is a record of it."""
+    found = list(records)
+    recorded = {_cell(record) for record in found if record["method"] == BEFORE}
+    before = [
+        {**record, "method": BEFORE, **record["near"]}
+        for record in found
+        if "near" in record and _cell(record) not in recorded
+    ]
+    return found + before
 
 
-def _make_estimator(name: str, seed: int, *, quick: bool) -> Any:
-    kind = {"WHVIRegressor": WHVIRegressor, "WHVIGPRegressor": WHVIGPRegressor}[name]
-    options: dict[str, Any] = {"max_iter": _QUICK_STEPS} if quick else {}
-    return kind(random_state=seed, **options)
+def _cell(record: Record) -> tuple[object, ...]:
+    return record["dataset"], record["split"], record["seed"]

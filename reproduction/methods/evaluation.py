@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -27,14 +27,12 @@ def evaluate(
     choices: Sequence[Choice],
     *,
     seed: int,
-    score: Callable[[Predictive, Tensor], dict[str, float]] | None = None,
 ) -> Iterator[Record]:
     """Fit, predict and score ``splits`` with their choices; yields one record each.
 
     Splits whose choices have the same structure train as replicas of one pass, together with
-    their ensemble members. ``score`` is :func:`scores` unless another function is given.
+    their ensemble members.
     """
-    score = score or scores
     replicas = stack_replicas(dataset.x, dataset.y, [dataset.splits[k] for k in splits])
     scaled = standardize_replicas(replicas)
     x, y, test_x = (torch.as_tensor(part).float() for part in scaled.data[:3])
@@ -58,7 +56,8 @@ def evaluate(
                 "dataset": dataset.name,
                 "split": splits[i],
                 "seed": seed,
-                **score(ours, test_y[i]),
+                **scores(ours, test_y[i]),
+                **scores_per_draw(ours, test_y[i]),
                 "mnll_unscaled": float(mnll(raw.log_prob(test_y[i]))),
                 "num_parameters": members * fitted.num_parameters,
                 "seconds": seconds + choices[i].seconds,
@@ -67,24 +66,33 @@ def evaluate(
             }
 
 
-def scores(predictive: Predictive, y: Tensor) -> dict[str, float]:
-    """Score one mixture per row against ``y (N,)``, in the units of ``y``.
+LEVELS = (0.5, 0.9, 0.95)
+"""Of the intervals that are scored."""
 
-    ``rmse`` and ``mnll`` are those of the mixture; ``…_per_draw`` average over draws what each
-    draw alone would score, as the authors' code did.
-    """
+
+def scores(predictive: Predictive, y: Tensor) -> dict[str, float]:
+    """Score one distribution per row against ``y (N,)``, in the units of ``y``."""
+    found = {
+        "rmse": float(rmse(predictive.mean, y)),
+        "mnll": float(mnll(predictive.log_prob(y))),
+        "crps": float(crps(predictive, y)),
+    }
+    for level in LEVELS:
+        lower, upper = predictive.interval(level)
+        found[f"coverage{100 * level:.0f}"] = float(coverage(lower, upper, y))
+        found[f"width{100 * level:.0f}"] = float((upper - lower).median())
+    return found
+
+
+def scores_per_draw(predictive: Predictive, y: Tensor) -> dict[str, float]:
+    """Average over draws what each draw alone would score, as the authors' code did."""
     components = predictive.gaussian_components()
     if components is None:
         raise TypeError("scores of single draws need a Gaussian mixture")
     loc, scale = components
-    interval = predictive.interval(0.95)
     z = (y - loc) / scale
     per_draw = 0.5 * z.square() + scale.log() + 0.5 * math.log(2 * math.pi)
     return {
-        "rmse": float(rmse(predictive.mean, y)),
-        "mnll": float(mnll(predictive.log_prob(y))),
-        "crps": float(crps(predictive, y)),
-        "coverage95": float(coverage(interval.lower, interval.upper, y)),
         "rmse_per_draw": float((loc - y).square().mean(-1).sqrt().mean()),
         "mnll_per_draw": float(per_draw.mean()),
     }

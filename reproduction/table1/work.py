@@ -48,7 +48,9 @@ class Table1Work:
         dataset = self._dataset(unit)
         if unit.method == estimator.NAME:
             steps = _QUICK_STEPS if self.quick else None
-            records = evaluate_estimator(dataset, unit.splits, seed=unit.seed, max_iter=steps)
+            records = evaluate_estimator(
+                unit.method, dataset, unit.splits, seed=unit.seed, max_iter=steps
+            )
         else:
             chosen = self._choose(unit, dataset)
             records = evaluate(METHODS[unit.method], dataset, unit.splits, chosen, seed=unit.seed)

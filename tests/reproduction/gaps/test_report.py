@@ -12,7 +12,8 @@ from reproduction.__main__ import main
 from reproduction.gaps.methods import BEFORE
 from reproduction.gaps.report import markdown
 from reproduction.gaps.summary import summarise
-from reproduction.gaps.work import scores
+from reproduction.gaps.work import with_before
+from reproduction.methods.evaluation import scores
 from whvi.predictive import Predictive
 
 
@@ -40,6 +41,16 @@ def test_a_cell_with_fewer_columns_is_marked_and_never_bold() -> None:
     assert "A quick run" not in page
 
 
+def test_before_are_the_weight_draws_of_the_same_fit_unless_it_was_recorded() -> None:
+    fits = [{**record("WHVIRegressor", k, 1.0), "near": {"mnll": 9.0}} for k in (0, 1)]
+    recorded = record(BEFORE, 0, 5.0)
+    found = {(r["method"], r["split"]): r["mnll"] for r in with_before([*fits, recorded])}
+    assert found[BEFORE, 0] == 5.0
+    assert found[BEFORE, 1] == 9.0
+    assert found["WHVIRegressor", 1] == 1.0
+    assert len(found) == 4
+
+
 def test_scores_of_a_known_normal() -> None:
     y = torch.tensor([-3.0, -1.0, 0.0, 0.1], dtype=torch.float64)
     loc = torch.zeros(1, 4, dtype=torch.float64)
@@ -60,7 +71,7 @@ def test_a_quick_run_resumes(uci_root: str, tmp_path: Path) -> None:
     assert records.startswith(first)
     assert len(records.splitlines()) == 4
     summary = json.loads((tmp_path / "summary.json").read_text())
-    assert [row["num_splits"] for row in summary["gaps"]] == [2, 2]
+    assert [row["num_splits"] for row in summary["gaps"]] == [2, 2, 2]
     assert [row["method"] for row in summary["few"]] == [BEFORE, "WHVIRegressor"]  # of one fit
     page = (tmp_path / "README.md").read_text()
     assert "A quick run" in page

@@ -8,7 +8,7 @@ import torch
 
 from reproduction.data import UCIDataset
 from reproduction.methods import DataSize, Method
-from reproduction.methods.evaluation import evaluate, scores
+from reproduction.methods.evaluation import evaluate, scores, scores_per_draw
 from reproduction.methods.grids import METHODS
 from reproduction.methods.selection import Choice, candidates, choose
 from whvi.predictive import Predictive
@@ -18,7 +18,8 @@ SCORES = ("rmse", "mnll", "crps", "coverage95", "rmse_per_draw", "mnll_per_draw"
 
 def test_scores_of_one_gaussian() -> None:
     y = torch.tensor([0.0, 2.0]).double()
-    found = scores(Predictive.gaussian(torch.zeros(1, 2), torch.ones(1, 2)), y)
+    predictive = Predictive.gaussian(torch.zeros(1, 2), torch.ones(1, 2))
+    found = scores(predictive, y) | scores_per_draw(predictive, y)
     constant = 0.5 * math.log(2 * math.pi)
     assert found["rmse"] == found["rmse_per_draw"] == pytest.approx(math.sqrt(2))
     assert found["mnll"] == found["mnll_per_draw"] == pytest.approx(1 + constant)
@@ -30,7 +31,8 @@ def test_per_draw_scores_are_never_better_than_those_of_the_mixture(
 ) -> None:
     y = torch.randn(50, generator=generator).double()
     loc = torch.randn(20, 50, generator=generator)
-    found = scores(Predictive.gaussian(loc, torch.ones_like(loc)), y)
+    predictive = Predictive.gaussian(loc, torch.ones_like(loc))
+    found = scores(predictive, y) | scores_per_draw(predictive, y)
     assert found["rmse_per_draw"] > found["rmse"]
     assert found["mnll_per_draw"] > found["mnll"]
 
