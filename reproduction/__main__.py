@@ -9,6 +9,9 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import NoReturn
 
+from reproduction.cifar import reproduce_cifar
+from reproduction.cifar.methods import METHODS as CIFAR_METHODS
+from reproduction.cifar.work import DATASET as CIFAR
 from reproduction.clinc import RUN as CLINC_RUN
 from reproduction.clinc import reproduce_clinc
 from reproduction.clinc.queries import DATASET as CLINC
@@ -63,6 +66,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_gaps(experiments.add_parser("gaps", help="between and beyond the data, UCI gap splits"))
     _add_ood(experiments.add_parser("ood", help="Fashion-MNIST against MNIST"))
     _add_clinc(experiments.add_parser("clinc", help="adapters on a sentence encoder, CLINC150"))
+    _add_cifar(experiments.add_parser("cifar", help="adapters on a ResNet, CIFAR-10 as JPEG"))
     _add_demo(experiments.add_parser("demo", help="the main job on simulated data"))
     return parser
 
@@ -171,6 +175,18 @@ def _add_clinc(parser: argparse.ArgumentParser) -> None:
 
     def run(options: argparse.Namespace) -> int:
         folder = reproduce_clinc(_options(options, "clinc"), data_dir=options.data_dir)
+        return _done(folder / "README.md")
+
+    parser.set_defaults(run=run)
+
+
+def _add_cifar(parser: argparse.ArgumentParser) -> None:
+    _add_common(parser, quick="a few images, one epoch")
+    _add_grid(parser, methods=CIFAR_METHODS, data=(CIFAR,))
+    _add_data_dir(parser, kind="images")
+
+    def run(options: argparse.Namespace) -> int:
+        folder = reproduce_cifar(_options(options, "cifar"), data_dir=options.data_dir)
         return _done(folder / "README.md")
 
     parser.set_defaults(run=run)

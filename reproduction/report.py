@@ -51,6 +51,36 @@ def _std(values: Sequence[float]) -> float:
     return statistics.stdev(values) if len(values) > 1 else 0.0
 
 
+def summarise_seeds(
+    records: Iterable[Record],
+    methods: Iterable[str],
+    scores: Sequence[str],
+    others: Sequence[str] = ("num_parameters", "num_train", "cpu_seconds"),
+) -> list[SummaryRow]:
+    """Average the records of every method over seeds, in the order of ``methods``."""
+    by_method: dict[str, list[Record]] = {}
+    for record in records:
+        by_method.setdefault(record["method"], []).append(record)
+    return [
+        {
+            "method": name,
+            "num_seeds": len(by_method[name]),
+            **{f"{score}_mean": mean(by_method[name], score) for score in scores},
+            **{f"{score}_std": std(by_method[name], score) for score in scores},
+            **{other: round(mean(by_method[name], other), 1) for other in others},
+        }
+        for name in methods
+        if name in by_method
+    ]
+
+
+def seed_cells(row: SummaryRow, scores: Sequence[str]) -> list[str]:
+    """Return method, number of seeds, and mean ± standard error of every score."""
+    root = math.sqrt(row["num_seeds"])
+    cells = [f"{number(row[f'{s}_mean'], '.4f')} ± {row[f'{s}_std'] / root:.4f}" for s in scores]
+    return [row["method"], str(row["num_seeds"]), *cells]
+
+
 # Paired differences: most of the spread of a score comes from the splits
 
 

@@ -6,7 +6,6 @@ validation queries), and from the records ``summary.json`` and ``README.md``.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -15,11 +14,18 @@ from reproduction.clinc.queries import DATASET
 from reproduction.clinc.work import ClincWork
 from reproduction.gaps.absent import tell_absent
 from reproduction.records import Record, RecordStore
-from reproduction.report import SummaryRow, markdown_table, mean, number, std, write_report
+from reproduction.report import (
+    SummaryRow,
+    markdown_table,
+    seed_cells,
+    summarise_seeds,
+    write_report,
+)
 from reproduction.runner import Options, Unit, run_units
 
 SEEDS = (0, 1, 2, 3, 4)
 SCORES = ("accuracy", "nll", "ece", "brier", "auroc", "aupr")
+_OTHERS = ("num_parameters", "num_bytes", "cpu_seconds")
 RUN = (*TRAININGS, *ENSEMBLES)
 """What can be asked for; a training makes the records of all its methods."""
 _PUBLISHED = (
@@ -52,22 +58,7 @@ def reproduce_clinc(options: Options, *, data_dir: str | None = None) -> Path:
 
 def summarise(records: Iterable[Record]) -> list[SummaryRow]:
     """Average the records of every method over seeds."""
-    by_method: dict[str, list[Record]] = {}
-    for record in records:
-        by_method.setdefault(record["method"], []).append(record)
-    return [
-        {
-            "method": name,
-            "num_seeds": len(by_method[name]),
-            **{f"{score}_mean": mean(by_method[name], score) for score in SCORES},
-            **{f"{score}_std": std(by_method[name], score) for score in SCORES},
-            "num_parameters": round(mean(by_method[name], "num_parameters")),
-            "num_bytes": round(mean(by_method[name], "num_bytes")),
-            "cpu_seconds": round(mean(by_method[name], "cpu_seconds"), 1),
-        }
-        for name in METHODS
-        if name in by_method
-    ]
+    return summarise_seeds(records, METHODS, SCORES, _OTHERS)
 
 
 def markdown(records: list[Record]) -> str:
@@ -77,14 +68,8 @@ def markdown(records: list[Record]) -> str:
             "trained parameters", "MB beside the encoder", "CPU seconds"]  # fmt: skip
     lines = [head]
     for row in summarise(records):
-        root = math.sqrt(row["num_seeds"])
-        cells = [
-            f"{number(row[f'{s}_mean'], '.4f')} ± {row[f'{s}_std'] / root:.4f}" for s in SCORES
-        ]
-        sizes = [f"{row['num_parameters']:,}", f"{row['num_bytes'] / 1e6:.2f}"]
-        lines.append(
-            [row["method"], str(row["num_seeds"]), *cells, *sizes, f"{row['cpu_seconds']:.0f}"]
-        )
+        sizes = [f"{row['num_parameters']:,.0f}", f"{row['num_bytes'] / 1e6:.2f}"]
+        lines.append([*seed_cells(row, SCORES), *sizes, f"{row['cpu_seconds']:.0f}"])
     published = [["published, BERT-base (110 M)", "accuracy", "NLL", "ECE", "out-of-scope AUROC"]]
     published += [[name, *(f"{value:.4g}" for value in values)] for name, *values in _PUBLISHED]
     return (

@@ -6,7 +6,6 @@ held-out training images), and from the records ``summary.json`` and ``README.md
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -14,7 +13,13 @@ from reproduction.gaps.absent import tell_absent
 from reproduction.ood.methods import METHODS, missing_package
 from reproduction.ood.work import DATASET, OodWork
 from reproduction.records import Record, RecordStore
-from reproduction.report import SummaryRow, markdown_table, mean, number, std, write_report
+from reproduction.report import (
+    SummaryRow,
+    markdown_table,
+    seed_cells,
+    summarise_seeds,
+    write_report,
+)
 from reproduction.runner import Options, Unit, run_units
 
 SEEDS = (0, 1, 2, 3, 4)
@@ -44,22 +49,7 @@ def reproduce_ood(options: Options, *, data_dir: str | None = None) -> Path:
 
 def summarise(records: Iterable[Record]) -> list[SummaryRow]:
     """Average the records of every method over seeds."""
-    by_method: dict[str, list[Record]] = {}
-    for record in records:
-        by_method.setdefault(record["method"], []).append(record)
-    return [
-        {
-            "method": name,
-            "num_seeds": len(by_method[name]),
-            **{f"{score}_mean": mean(by_method[name], score) for score in SCORES},
-            **{f"{score}_std": std(by_method[name], score) for score in SCORES},
-            "num_parameters": round(mean(by_method[name], "num_parameters")),
-            "num_train": round(mean(by_method[name], "num_train")),
-            "cpu_seconds": round(sum(r["cpu_seconds"] for r in by_method[name]), 1),
-        }
-        for name in METHODS
-        if name in by_method
-    ]
+    return summarise_seeds(records, METHODS, SCORES)
 
 
 def markdown(records: list[Record]) -> str:
@@ -67,12 +57,8 @@ def markdown(records: list[Record]) -> str:
     quick = any(record["quick"] for record in records)
     lines = [["method", "seeds", "AUROC", "accuracy", "NLL", "ECE", "parameters", "CPU seconds"]]
     for row in summarise(records):
-        error = {s: row[f"{s}_std"] / math.sqrt(row["num_seeds"]) for s in SCORES}
-        cells = [f"{number(row[f'{s}_mean'], '.4f')} ± {error[s]:.4f}" for s in SCORES]
-        seconds = f"{row['cpu_seconds']:.0f}"
-        lines.append(
-            [row["method"], str(row["num_seeds"]), *cells, f"{row['num_parameters']:,}", seconds]
-        )
+        sizes = [f"{row['num_parameters']:,.0f}", f"{row['cpu_seconds']:.0f}"]
+        lines.append([*seed_cells(row, SCORES), *sizes])
     return (
         "# Out of distribution: Fashion-MNIST against MNIST\n\n"
         + ("**A quick run: it tests the machinery only.**\n\n" if quick else "")

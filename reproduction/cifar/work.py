@@ -1,0 +1,138 @@
+"""One unit: adapt on the JPEG training images, then predict everything that is tested, once."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import product
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from reproduction.cifar.images import (
+    CORRUPTIONS,
+    NUM_STRENGTHS,
+    Cifar,
+    corrupted,
+    load_cifar,
+    outsiders,
+)
+from reproduction.cifar.methods import METHODS, Adaptation, LogProbs, predictive
+from reproduction.gaps.commit import commit
+from reproduction.methods import Settings
+from reproduction.records import Record, RecordStore, software_versions
+from reproduction.report import mean
+from reproduction.runner import Unit
+from whvi.metrics import accuracy, auroc, ece
+
+DATASET = "cifar10-jpeg"
+NUM_CORRUPTED = 2_000  # test images that are corrupted
+_HELD_OUT = 5_000  # training images on which settings are chosen
+_QUICK_ROWS = 200
+
+
+@dataclass(frozen=True)
+class CifarWork:
+    """Computes the record of a unit.
+
+    Attributes:
+        choices_path: File of what every method has chosen.
+        data_dir: Folder that holds ``images`` and ``weights``.
+        quick: Few images, one epoch, no choice: a test of the machinery.
+    """
+
+    choices_path: str
+    data_dir: str | None = None
+    quick: bool = False
+
+    def __call__(self, unit: Unit) -> Iterator[Record]:
+        """Yield the record of ``unit``."""
+        method, data = METHODS[unit.method], self._load()
+        settings = self._settings(method, data)
+        start = time.process_time()
+        models = method.fit(settings, data.x, data.y, unit.seed, self.data_dir)
+        training = time.process_time() - start
+        strange = outsiders(self.data_dir)[: len(data.test_x)]
+        yield {
+            "method": unit.method,
+            "dataset": DATASET,
+            "split": 0,
+            "seed": unit.seed,
+            **scores(predictive(models, unit.seed), data, strange),
+            "num_parameters": sum(_trained(model) for model in models),
+            "num_train": len(data.x),
+            "num_corrupted": min(NUM_CORRUPTED, len(data.test_x)),
+            "settings": dict(settings),
+            "cpu_seconds": training,
+            "data_sha256": data.sha256,
+            "versions": software_versions(),
+            "quick": self.quick,
+            "commit": commit(),
+        }
+
+    def _load(self) -> Cifar:
+        data = load_cifar(self.data_dir)
+        if not self.quick:
+            return data
+        x, y, test_x, test_y = (part[:_QUICK_ROWS] for part in data[:4])
+        return Cifar(x, y, test_x, test_y, data.sha256)
+
+    def _settings(self, method: Adaptation, data: Cifar) -> Settings:
+        """Return the choice of a method, from the file or made now after one epoch each."""
+        if len(method.candidates) == 1:
+            return method.candidates[0]
+        if self.quick:
+            return {**method.candidates[0], "epochs": 1}
+        store = RecordStore(self.choices_path, ("method",))
+        kept = store.read().get((method.name,))
+        if kept is None:
+            found = []
+            for settings in method.candidates:
+                x, y = data.x[:-_HELD_OUT], data.y[:-_HELD_OUT]
+                models = method.fit({**settings, "epochs": 1}, x, y, 0, self.data_dir)
+                predict = predictive(models, 0)
+                found.append(_nll(predict(data.x[-_HELD_OUT:]), data.y[-_HELD_OUT:]))
+            best = method.candidates[int(np.argmin(found))]
+            kept = {"method": method.name, "settings": dict(best), "held_out_nll": found}
+            store.append([kept])
+        chosen: Settings = kept["settings"]
+        return chosen
+
+
+def scores(predict: LogProbs, data: Cifar, strange: Tensor) -> Record:
+    """Score test images, their corruptions, and how well entropy tells Fashion-MNIST."""
+    inside, outside = predict(data.test_x), predict(strange)
+    is_outside = torch.cat([torch.zeros(len(inside)), torch.ones(len(outside))])
+    x, y = data.test_x[:NUM_CORRUPTED], data.test_y[:NUM_CORRUPTED]
+    shifted = [
+        {"corruption": name, "strength": k, **_of_classes(predict(corrupted(x, name, k)), y)}
+        for name, k in product(CORRUPTIONS, range(1, NUM_STRENGTHS + 1))
+    ]
+    return {
+        **_of_classes(inside, data.test_y),
+        "auroc": float(auroc(torch.cat([_entropy(inside), _entropy(outside)]), is_outside)),
+        **{f"corrupted_{s}": mean(shifted, s) for s in ("accuracy", "nll", "ece")},
+        "corruptions": shifted,
+    }
+
+
+def _of_classes(log_probs: Tensor, y: Tensor) -> dict[str, float]:
+    return {
+        "accuracy": float(accuracy(log_probs.argmax(-1), y)),
+        "nll": _nll(log_probs, y),
+        "ece": float(ece(log_probs.softmax(-1), y)),
+    }
+
+
+def _nll(log_probs: Tensor, y: Tensor) -> float:
+    return float(-log_probs.gather(1, y[:, None]).mean())
+
+
+def _entropy(log_probs: Tensor) -> Tensor:
+    return -(log_probs.exp() * log_probs).sum(-1)
+
+
+def _trained(model: nn.Module) -> int:
+    return sum(p.numel() for p in model.parameters() if p.requires_grad)
