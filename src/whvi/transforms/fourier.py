@@ -104,6 +104,8 @@ class FourierMixing(Mixing):
             return self.mix(v.float(), g.float()).to(v.dtype)
         if _is_watched(v, g):
             return self.run(v, g)[0]
+        if not (v.numel() and g.numel()):
+            return v * g  # MKL takes no empty batches
         if torch.is_grad_enabled() and (v.requires_grad or g.requires_grad):
             y: Tensor = _apply(self, v, g)
             return y
