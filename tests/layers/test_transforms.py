@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from functools import partial
 
-import pytest
 import torch
 from torch import Tensor
 
-from tests.conformance.layer_suite import Case, LayerSuite, normal, run, scramble, seeded
+from tests.conformance.layer_suite import Case, LayerSuite, normal
 from whvi.layers import WHVIConv2d, WHVILinear
 from whvi.posteriors import LowRankGaussian
-from whvi.sampling import LocalReparameterization, MeanWeights, WeightDraws
 
 TRANSFORMS = ["dct", "hartley", "circulant", "butterfly", "butterfly-random"]
 

@@ -10,14 +10,26 @@ For Hadamard ``T[i, k]² = 1/D``, and for any covariance of ``g`` there is a tra
 
 from __future__ import annotations
 
+from functools import lru_cache
+from typing import Any
+
 import torch
 from torch import Tensor
+from torch.nn import functional
 
-from whvi._kernel.layout import BlockPlan
+from whvi._kernel.backend import (
+    KERNEL_DTYPES,
+    PLAIN_TYPES,
+    differentiable_gradients,
+    is_tracing,
+    is_transformed,
+)
+from whvi._kernel.layout import BlockPlan, Shape, Views, views_of
 from whvi.functional import column_features
 from whvi.posteriors import DiagonalGaussian, Posterior
 from whvi.sampling import LocalReparameterization, Sampler, insert_inner_axes
 from whvi.transforms import Hadamard, Mixing, TransformLike, fwht, make_mixing
+from whvi.transforms.fourier import FourierMixing
 
 
 def plan_blocks(
@@ -57,6 +69,98 @@ def drawn_entries(sampler: Sampler, posterior: Posterior, leading: tuple[int, ..
         for v in (posterior.loc, posterior.log_scale.exp())
     )
     return torch.addcmul(loc, scale, sampler.noise((*leading, loc.shape[-1]), loc))
+
+
+def mixed_linear(
+    x: Tensor,
+    s1: Tensor,
+    g: Tensor,
+    s2: Tensor,
+    bias: Tensor | None,
+    plan: BlockPlan,
+    mixing: Mixing,
+) -> Tensor:
+    """Apply ``y = [W_1 x; …; W_K x][:out] + b``, ``W_k = diag(s1_k) M(g_k) diag(s2_k)``.
+
+    Operands are those of :func:`whvi._kernel.product.block_linear`. Where the mixing has gradients
+    by hand it is one node of the autograd graph.
+    """
+    operands = (x, s1, g, s2, bias)
+    if (
+        isinstance(mixing, FourierMixing)
+        and torch.is_grad_enabled()
+        and x.dtype in KERNEL_DTYPES
+        and x.numel()
+        and not (is_tracing() or is_transformed())
+        and all(t is None or type(t) in PLAIN_TYPES for t in operands)
+    ):
+        y: Tensor = _apply(mixing, plan, *operands)
+        return y
+    return _compose(mixing, plan, *operands)
+
+
+def _compose(
+    mixing: Mixing, plan: BlockPlan, x: Tensor, s1: Tensor, g: Tensor, s2: Tensor, bias: Any
+) -> Tensor:
+    """The map in torch operations."""
+    views = _views(x.shape, s1.shape, g.shape, plan)
+    rows = _padded(x, plan).view(*views.x[:-1], plan.block_size)
+    t = mixing.mix(s2.reshape(views.s2) * rows, g.reshape(views.g))
+    y = (s1.reshape(views.s1) * t).flatten(-2)[..., : plan.out_features]
+    return y if bias is None else y + bias.reshape(views.bias).squeeze(-2)
+
+
+@lru_cache(maxsize=1024)
+def _views(x: Shape, s1: Shape, g: Shape, plan: BlockPlan) -> Views:
+    return views_of(x, s1, g, s1, plan)
+
+
+def _padded(x: Tensor, plan: BlockPlan) -> Tensor:
+    missing = plan.block_size - x.shape[-1]
+    return functional.pad(x, (0, missing)) if missing else x.contiguous()
+
+
+class _MixedLinear(torch.autograd.Function):
+    """:func:`_compose` for a mixing with gradients by hand."""
+
+    @staticmethod
+    def forward(ctx: Any, mixing: FourierMixing, plan: BlockPlan, *operands: Any) -> Tensor:
+        x, s1, g, s2, bias = operands
+        views = _views(x.shape, s1.shape, g.shape, plan)
+        v = _padded(x, plan).view(*views.x[:-1], plan.block_size) * s2.view(views.s2)
+        t, kept = mixing.run(v, g.reshape(views.g))
+        y = (t * s1.view(views.s1)).view(*views.out[:-1], plan.vector_size)
+        y = y if plan.out_features == plan.vector_size else y[..., : plan.out_features]
+        ctx.mixing, ctx.plan, ctx.views = mixing, plan, views
+        ctx.save_for_backward(*operands, t, *kept)
+        return y.contiguous() if bias is None else y + bias.view(views.bias).squeeze(-2)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
+        *operands, t, first, second = ctx.saved_tensors
+        mixing, plan, views, grad = ctx.mixing, ctx.plan, ctx.views, grads[0]
+        if torch.is_grad_enabled():
+            y = _compose(mixing, plan, *operands)
+            return None, None, *differentiable_gradients(y, operands, grad)
+        x, s1, g, s2, bias = operands
+        missing = plan.vector_size - plan.out_features
+        to_y = functional.pad(grad, (0, missing)) if missing else grad
+        to_y = to_y.reshape(*views.out[:-1], *plan.vector_shape)
+        to_s1 = (to_y * t).sum_to_size(views.s1).view(s1.shape)
+        to_t = to_y * s1.view(views.s1)
+        to_v, to_g = mixing.gradients((first, second), to_t, torch.Size(views.g))
+        rows = _padded(x, plan).view(*views.x[:-1], plan.block_size)
+        to_s2 = (to_v * rows).sum_to_size(views.s2).view(s2.shape)
+        to_x = to_v.mul_(s2.view(views.s2)).sum(-2) if ctx.needs_input_grad[2] else None
+        to_x = to_x if to_x is None else to_x[..., : plan.in_features]
+        to_bias = None
+        if bias is not None:
+            to_bias = grad.unsqueeze(-2).sum_to_size(views.bias).view(bias.shape)
+        return None, None, to_x, to_s1, to_g.view(g.shape), to_s2, to_bias
+
+
+# Function.apply without its search for torch.func wrappers: they have been excluded
+_apply: Any = super(torch.autograd.Function, _MixedLinear).apply
 
 
 def mixing_variance(

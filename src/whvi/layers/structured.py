@@ -23,7 +23,7 @@ from whvi._kernel.product import block_linear, noisy_block_linear
 from whvi.errors import ShapeError
 from whvi.functional import column_features, dense_matrix, structured_product
 from whvi.layers.matrix import OutputMoments, RandomMatrix, WeightMoments
-from whvi.layers.mixed import drawn_entries, mixing_variance, plan_blocks
+from whvi.layers.mixed import drawn_entries, mixed_linear, mixing_variance, plan_blocks
 from whvi.posteriors import DiagonalGaussian, PosteriorFactory, make_posterior
 from whvi.priors import Prior, PriorFactory, make_prior
 from whvi.sampling import LocalReparameterization, Sampler, insert_inner_axes
@@ -107,7 +107,7 @@ class StructuredMatrix(RandomMatrix):
         if not self.plan.is_column:
             if self._is_hadamard:
                 return block_linear(x, self.s1, g, self.s2, bias, self.plan)
-            return self._mix(x, g, bias)
+            return mixed_linear(x, self.s1, g, self.s2, bias, self.plan, self.mixing)
         if self.out_features == 1 and not self._is_hadamard:
             y = (x * self._over(x, self.dense(g).squeeze(-2))).sum(-1, keepdim=True)
         elif self.out_features == 1 and self.plan.block_size >= SMALLEST_BLOCK:
@@ -117,19 +117,6 @@ class StructuredMatrix(RandomMatrix):
         else:
             y = x * self._over(x, self.dense(g).squeeze(-1))
         return y if bias is None else y + self._over(x, bias)
-
-    def _mix(self, x: Tensor, g: Tensor, bias: Tensor | None) -> Tensor:
-        """Return ``[s1_1 M(g_1) s2_1 x; …; s1_K M(g_K) s2_K x][:out] + bias``."""
-        plan = self.plan
-        s1, g, s2 = (self._over(x, self._blocks(v), 2) for v in (self.s1, g, self.s2))
-        y = (s1 * self.mixing.mix(s2 * self._padded(x), g)).flatten(-2)
-        y = y if y.shape[-1] == plan.out_features else y[..., : plan.out_features]
-        return y if bias is None else y + self._over(x, bias)
-
-    def _padded(self, x: Tensor) -> Tensor:
-        """Return rows ``(..., 1, D)`` for all blocks."""
-        missing = self.plan.block_size - self.in_features
-        return (functional.pad(x, (0, missing)) if missing else x).unsqueeze(-2)
 
     def _over(self, x: Tensor, v: Tensor, own_ndim: int = 1) -> Tensor:
         """Let ``v`` of ``own_ndim`` axes per replica broadcast over the rows of ``x``."""
@@ -173,8 +160,10 @@ class StructuredMatrix(RandomMatrix):
         if self.plan.is_column:
             return OutputMoments(mean, self._column_variance(x))
         s1, s2 = (self._over(x, self._blocks(v), 2) for v in (self.s1, self.s2))
-        axes, v = len(self.batch_shape), s2 * self._padded(x)
-        spread = mixing_variance(self.mixing, v, self.posterior, axes, x.dim() - axes - 1)
+        padded = functional.pad(x, (0, self.plan.block_size - self.in_features)).unsqueeze(-2)
+        axes = len(self.batch_shape)
+        inner = x.dim() - axes - 1
+        spread = mixing_variance(self.mixing, s2 * padded, self.posterior, axes, inner)
         variance = (s1.square() * spread).flatten(-2)[..., : self.out_features]
         return OutputMoments(mean, variance)
 

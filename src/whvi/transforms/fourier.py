@@ -75,6 +75,11 @@ def _is_watched(*tensors: Tensor) -> bool:
     return is_tracing() or is_transformed() or any(type(t) not in PLAIN_TYPES for t in tensors)
 
 
+def _select(x: Tensor, index: Tensor) -> Tensor:
+    """Return the entries ``index`` of the last axis; torch is fast at it for two axes only."""
+    return x.reshape(-1, x.shape[-1]).index_select(1, index).view(*x.shape[:-1], len(index))
+
+
 def _analyse(x: Tensor, tables: _Tables) -> Tensor:
     """Return the packed coefficients of rows ``x``."""
     spectrum = torch.fft.rfft(x, norm="ortho") * tables.twiddle
@@ -172,7 +177,7 @@ class _Symmetric(FourierMixing):
 
     def run(self, v: Tensor, g: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """Return ``M(g) v`` and what :meth:`gradients` needs."""
-        gains, u = g.index_select(-1, self._orders(v)[0]), self._enter(v)
+        gains, u = _select(g, self._orders(v)[0]), self._enter(v)
         return self._leave(gains * u), (gains, u)
 
     def gradients(
@@ -182,7 +187,7 @@ class _Symmetric(FourierMixing):
         gains, u = kept
         back = self._enter(grad)
         to_gains = (back * u).sum_to_size(*g_shape[:-1], u.shape[-1])
-        return self._leave(back.mul_(gains)), to_gains.index_select(-1, self._orders(u)[1])
+        return self._leave(back.mul_(gains)), _select(to_gains, self._orders(u)[1])
 
     def factors(self, v: Tensor) -> Factors:
         """See :meth:`Mixing.factors`."""
@@ -203,7 +208,7 @@ class Hartley(_Symmetric):
     def forward(self, x: Tensor) -> Tensor:
         """Return ``T x`` along the last axis."""
         tables = self._tables(x)
-        return _analyse(x, tables).index_select(-1, tables.unpack)
+        return _select(_analyse(x, tables), tables.unpack)
 
     transpose = forward
 
@@ -226,19 +231,19 @@ class Dct(_Symmetric):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return ``T x`` along the last axis."""
-        return self._leave(x.index_select(-1, self._tables(x).rows))
+        return self._leave(_select(x, self._tables(x).rows))
 
     def transpose(self, x: Tensor) -> Tensor:
         """Return ``Tᵀ x`` along the last axis."""
-        return self._enter(x).index_select(-1, self._tables(x).rows_back)
+        return _select(self._enter(x), self._tables(x).rows_back)
 
     def _enter(self, v: Tensor) -> Tensor:
         tables = self._tables(v)
-        return _synthesise(v.index_select(-1, tables.pack), tables, self.size)
+        return _synthesise(_select(v, tables.pack), tables, self.size)
 
     def _leave(self, u: Tensor) -> Tensor:
         tables = self._tables(u)
-        return _analyse(u, tables).index_select(-1, tables.unpack)
+        return _select(_analyse(u, tables), tables.unpack)
 
     def _orders(self, like: Tensor) -> tuple[Tensor, Tensor]:
         tables = self._tables(like)
@@ -289,7 +294,7 @@ class Circulant(FourierMixing):
     def run(self, v: Tensor, g: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """Return ``M(g) v`` and what :meth:`gradients` needs."""
         tables = self._tables(g)
-        packed = g.index_select(-1, tables.pack) * tables.scale
+        packed = _select(g, tables.pack) * tables.scale
         spectrum = torch.view_as_complex(packed.unflatten(-1, (-1, 2)))
         u = torch.fft.rfft(v, norm="ortho")
         return torch.fft.irfft(spectrum * u, n=self.size, norm="ortho"), (spectrum, u)
@@ -302,7 +307,7 @@ class Circulant(FourierMixing):
         back = torch.fft.rfft(grad, norm="ortho")
         to_spectrum = (back * u.conj()).sum_to_size(*g_shape[:-1], u.shape[-1])
         packed = torch.view_as_real(to_spectrum).flatten(-2)
-        to_g = packed.index_select(-1, tables.unpack) * tables.weight
+        to_g = _select(packed, tables.unpack) * tables.weight
         return torch.fft.irfft(back * spectrum.conj(), n=self.size, norm="ortho"), to_g
 
     def factors(self, v: Tensor) -> Factors:
@@ -319,4 +324,4 @@ class Circulant(FourierMixing):
         sign = torch.where(tables.weight == 1, 0.0, torch.where(is_real, 1.0, -1.0)).to(v)
         parts = torch.view_as_real(torch.fft.rfft(v, norm="ortho"))
         real, imaginary = parts.index_select(-2, tables.unpack // 2).unbind(-1)
-        return [(basis, real), (basis.index_select(-1, turned), sign * imaginary)]
+        return [(basis, real), (_select(basis, turned), sign * imaginary)]
