@@ -23,6 +23,9 @@ from reproduction.table1 import reproduce_table1
 from reproduction.table1.paper import DATASETS
 from reproduction.table1.rerun import comparison_table, rerun
 from reproduction.table1.work import PROTOCOLS, ROWS
+from reproduction.transforms import DATA as TRANSFORM_DATA
+from reproduction.transforms import reproduce_transforms
+from reproduction.transforms.variants import VARIANTS
 from whvi.errors import WhviError
 
 RESULTS = Path(__file__).parent / "results"
@@ -59,6 +62,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_deep_gp(experiments.add_parser("deep_gp", help="deep against single-layer processes"))
     _add_gaps(experiments.add_parser("gaps", help="between and beyond the data, UCI gap splits"))
     _add_ood(experiments.add_parser("ood", help="Fashion-MNIST against MNIST"))
+    _add_transforms(experiments.add_parser("transforms", help="which transform to choose"))
     _add_demo(experiments.add_parser("demo", help="the main job on simulated data"))
     return parser
 
@@ -155,6 +159,22 @@ def _add_ood(parser: argparse.ArgumentParser) -> None:
 
     def run(options: argparse.Namespace) -> int:
         folder = reproduce_ood(_options(options, "ood"), data_dir=options.data_dir)
+        return _done(folder / "README.md")
+
+    parser.set_defaults(run=run)
+
+
+def _add_transforms(parser: argparse.ArgumentParser) -> None:
+    _add_common(parser, quick="one split of a table and of an image task, hardly any training")
+    _add_grid(parser, methods=VARIANTS, data=TRANSFORM_DATA)
+    _add_data_dir(parser, kind="UCI_Datasets and images")
+    add = parser.add_argument
+    add("--splits", type=_splits, metavar="LIST", help="by default 0-4, of images 0-1")
+
+    def run(options: argparse.Namespace) -> int:
+        folder = reproduce_transforms(
+            _options(options, "transforms"), splits=options.splits, data_dir=options.data_dir
+        )
         return _done(folder / "README.md")
 
     parser.set_defaults(run=run)
