@@ -28,7 +28,7 @@ from whvi.training.config import seeded_generator
 
 HIDDEN = (512,)
 NUM_TRAIN, NUM_HELD_OUT = 20_000, 2_000
-STEPS, BATCH = 1000, 128
+STEPS, BATCH = 800, 128
 CANDIDATES: tuple[Settings, ...] = ({"lr": 1e-2, "beta": 0.1}, {"lr": 1e-2, "beta": 1.0})
 QUICK_ROWS, QUICK_STEPS = 300, 5
 _NUM_CLASSES, _NUM_DRAWS, _ROWS_AT_ONCE, _SIDE = 10, 16, 500, 28

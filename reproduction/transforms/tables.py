@@ -28,7 +28,7 @@ from whvi.training.config import seeded_generator
 
 HIDDEN = (128, 128)
 BETAS = (0.3, 0.1, 0.6)
-STEPS = 2000
+STEPS = 1500
 QUICK_STEPS = 60
 _INNER_PARTS = 1
 
