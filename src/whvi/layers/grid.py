@@ -40,7 +40,8 @@ class GridMatrix(RandomMatrix):
     Args:
         in_features, out_features: Shape of ``W``.
         num_blocks: ``J``, slices of the input; fewer if the last ones would be empty.
-        posterior, prior, transform, batch_shape: As in :class:`~whvi.layers.structured.StructuredMatrix`.
+        posterior, prior, transform, batch_shape: As in
+            :class:`~whvi.layers.structured.StructuredMatrix`.
     """
 
     def __init__(
