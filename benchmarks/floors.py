@@ -155,4 +155,7 @@ FLOORS = [
     Floor("adapters", {"quantity": "convert"}, "whvi", at_most=1),
     Floor("adapters", {"quantity": "forward"}, "whvi", "frozen, plain", at_most=1.5),
     Floor("adapters", {"quantity": "step"}, "whvi", "LoRA (peft)", at_most=1),
+    Floor("transforms", {"D": 1024}, "nn.Linear", "dct", at_least=8),
+    Floor("transforms", {"D": 1024}, "nn.Linear", "hartley", at_least=8),
+    Floor("transforms", {"D": (1024, 2048, 4096)}, "butterfly", "hadamard", at_most=3),
 ]

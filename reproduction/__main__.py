@@ -29,6 +29,9 @@ from reproduction.table1 import reproduce_table1
 from reproduction.table1.paper import DATASETS
 from reproduction.table1.rerun import comparison_table, rerun
 from reproduction.table1.work import PROTOCOLS, ROWS
+from reproduction.transforms import DATA as TRANSFORM_DATA
+from reproduction.transforms import reproduce_transforms
+from reproduction.transforms.variants import VARIANTS
 from whvi.errors import WhviError
 
 RESULTS = Path(__file__).parent / "results"
@@ -67,6 +70,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_ood(experiments.add_parser("ood", help="Fashion-MNIST against MNIST"))
     _add_clinc(experiments.add_parser("clinc", help="adapters on a sentence encoder, CLINC150"))
     _add_cifar(experiments.add_parser("cifar", help="adapters on a ResNet, CIFAR-10 as JPEG"))
+    _add_transforms(experiments.add_parser("transforms", help="which transform to choose"))
     _add_demo(experiments.add_parser("demo", help="the main job on simulated data"))
     return parser
 
@@ -187,6 +191,22 @@ def _add_cifar(parser: argparse.ArgumentParser) -> None:
 
     def run(options: argparse.Namespace) -> int:
         folder = reproduce_cifar(_options(options, "cifar"), data_dir=options.data_dir)
+        return _done(folder / "README.md")
+
+    parser.set_defaults(run=run)
+
+
+def _add_transforms(parser: argparse.ArgumentParser) -> None:
+    _add_common(parser, quick="one split of a table and of an image task, hardly any training")
+    _add_grid(parser, methods=VARIANTS, data=TRANSFORM_DATA)
+    _add_data_dir(parser, kind="UCI_Datasets and images")
+    add = parser.add_argument
+    add("--splits", type=_splits, metavar="LIST", help="by default 0-4, of images 0-1")
+
+    def run(options: argparse.Namespace) -> int:
+        folder = reproduce_transforms(
+            _options(options, "transforms"), splits=options.splits, data_dir=options.data_dir
+        )
         return _done(folder / "README.md")
 
     parser.set_defaults(run=run)

@@ -1,7 +1,8 @@
 r"""The structured product ``y = s1 * H(g * H(s2 * x))`` of equation 2, and what follows from it.
 
 ``W = diag(s1) H diag(g) H diag(s2)`` is never formed: the cost is O(D log D). The public functions
-broadcast their operands' leading axes like any torch operation.
+broadcast their operands' leading axes like any torch operation. With another ``transform`` the
+middle is ``M(g) = T diag(g) Tᵀ`` (:mod:`whvi.transforms.mixing`).
 """
 
 from __future__ import annotations
@@ -11,24 +12,45 @@ from torch import Tensor
 
 from whvi._kernel.column import xor_table
 from whvi._kernel.layout import broadcast_views
+from whvi._kernel.noise import normal_from_seed
 from whvi._kernel.product import product
 from whvi.errors import ShapeError
 from whvi.sampling import draw_seed
-from whvi.transforms import fwht
+from whvi.transforms import Hadamard, Mixing, TransformLike, fwht, make_mixing
 
 
-def structured_product(x: Tensor, s1: Tensor, g: Tensor, s2: Tensor) -> Tensor:
+def structured_product(
+    x: Tensor, s1: Tensor, g: Tensor, s2: Tensor, *, transform: TransformLike = "hadamard"
+) -> Tensor:
     r"""Multiply every row of ``x`` by ``W = diag(s1) H diag(g) H diag(s2)``.
 
     Args:
-        x: Rows, shape ``(..., D)``; ``D`` is a power of two.
+        x: Rows, shape ``(..., D)``; ``D`` is a size that the transform takes, here a power of two.
         s1, s2: Scales, shape ``(..., D)``.
         g: The variational vector, shape ``(..., D)``: one for all, per block, draw or row.
+        transform: What stands in the place of ``H``; see :func:`whvi.transforms.make_mixing`.
 
     Returns:
         ``s1 * fwht(g * fwht(s2 * x))``, leading axes broadcast. One node in the autograd graph.
     """
-    return product((x, s1, g, s2, None, None), None)
+    mixing = _mixing_of(transform, x)
+    if mixing is None:
+        return product((x, s1, g, s2, None, None), None)
+    return s1 * mixing.mix(s2 * x, g)
+
+
+def _mixing_of(transform: TransformLike, like: Tensor) -> Mixing | None:
+    """Return the mixing for rows like ``like``; ``None`` for that of the kernel."""
+    if isinstance(transform, str) and transform == "hadamard":
+        return None
+    size = like.shape[-1]
+    mixing = make_mixing(transform, size, device=like.device, dtype=like.dtype)
+    if mixing.size != size:
+        raise ShapeError(
+            f"the transform {mixing.name} takes size {mixing.size}, got {size} in rows of shape "
+            f"{tuple(like.shape)}; pad with zeros"
+        )
+    return None if isinstance(mixing, Hadamard) else mixing
 
 
 def noisy_structured_product(
@@ -39,6 +61,7 @@ def noisy_structured_product(
     s2: Tensor,
     *,
     generator: torch.Generator | None = None,
+    transform: TransformLike = "hadamard",
 ) -> Tensor:
     r"""Multiply every row of ``x`` by its own draw of ``W``: local reparameterization.
 
@@ -50,19 +73,33 @@ def noisy_structured_product(
         x, s1, s2: As in :func:`structured_product`.
         mean, scale: Mean and standard deviation of ``g``, one shape ``(..., D)``.
         generator: Source of the noise; ``None`` is torch's default generator.
+        transform: As in :func:`structured_product`.
     """
     if mean.shape != scale.shape:
         raise ShapeError(
             f"mean and scale need one shape, got {tuple(mean.shape)} and {tuple(scale.shape)}"
         )
-    return product((x, s1, mean, s2, scale, None), None, draw_seed(generator))
+    mixing, seed = _mixing_of(transform, x), draw_seed(generator)
+    if mixing is None:
+        return product((x, s1, mean, s2, scale, None), None, seed)
+    shape = torch.broadcast_shapes(x.shape, s1.shape, mean.shape, s2.shape)
+    noise = normal_from_seed(tuple(shape), seed, dtype=x.dtype, device=x.device)
+    return s1 * mixing.mix(s2 * x, mean + scale * noise)
 
 
-def dense_matrix(s1: Tensor, g: Tensor, s2: Tensor) -> Tensor:
+def dense_matrix(
+    s1: Tensor, g: Tensor, s2: Tensor, *, transform: TransformLike = "hadamard"
+) -> Tensor:
     r"""Return ``W = diag(s1) H diag(g) H diag(s2)``, shape ``(..., D, D)``, in O(D²).
 
     ``H[i,k] H[j,k] = D**-0.5 H[i^j,k]`` gives ``W[i,j] = s1[i] s2[j] c[i^j]``, ``c = D**-0.5 H g``.
+    With another transform the columns are products of unit vectors, in O(D² log D).
     """
+    mixing = _mixing_of(transform, g)
+    if mixing is not None:
+        unit = torch.eye(g.shape[-1], dtype=g.dtype, device=g.device)
+        columns = s1.unsqueeze(-2) * mixing.mix(s2.unsqueeze(-2) * unit, g.unsqueeze(-2))
+        return columns.mT
     broadcast_views(s1.shape, s1.shape, g.shape, s2.shape)  # refuses what does not fit
     size = g.shape[-1]
     c = fwht(g) * size**-0.5

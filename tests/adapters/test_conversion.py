@@ -38,7 +38,11 @@ def moved(model: nn.Module, seed: int = 0) -> nn.Module:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-@pytest.mark.parametrize("options", [{}, {"num_blocks": 3}, {"posterior": "low_rank"}], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"num_blocks": 3}, {"posterior": "low_rank"}, {"transform": "dct"}],
+    ids=str,
+)
 def test_an_adapted_model_starts_as_the_given_one_to_the_bit(dtype, options) -> None:
     net = mlp().to(dtype)
     x = rows()[0].to(dtype)

@@ -16,7 +16,11 @@ from whvi.errors import ConfigError, ModelFileError
 from whvi.posteriors import LowRankGaussian
 
 
-@pytest.mark.parametrize("options", [{}, {"num_blocks": 2, "posterior": "low_rank"}], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"num_blocks": 2, "posterior": "low_rank"}, {"transform": "butterfly-random"}],
+    ids=str,
+)
 def test_an_adapter_goes_round(tmp_path, options) -> None:
     net, x = images()
     model = moved(whvi.convert(net, train=[nn.BatchNorm2d, "linear"], **options))

@@ -29,6 +29,10 @@ def weight_of(layer: RandomAffine) -> Tensor:
         lambda: WHVILinear(9, 1, dtype=DTYPE),
         lambda: WHVIConv2d(4, 6, 3, groups=2, dtype=DTYPE),
         lambda: WHVILinear(8, 8, scales="gaussian", bias_posterior="diagonal", dtype=DTYPE),
+        lambda: WHVILinear(6, 20, transform="dct", dtype=DTYPE),
+        lambda: WHVILinear(12, 20, num_blocks=3, transform="hartley", dtype=DTYPE),
+        lambda: WHVILinear(9, 1, transform="circulant", dtype=DTYPE),
+        lambda: WHVIConv2d(4, 6, 3, groups=2, transform="butterfly", dtype=DTYPE),
     ],
 )
 def test_structured_weights_near_the_start_are_found_again(make) -> None:

@@ -9,6 +9,7 @@ here: the public product of operands of any shape, and the map of a layer, which
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 from whvi._checks import check_positive_int, is_power_of_two, next_power_of_two
@@ -34,14 +35,19 @@ class BlockPlan(NamedTuple):
     is_column: bool  # whether the weights are read off vec(W) of one block
 
     @classmethod
-    def for_shape(cls, in_features: int, out_features: int) -> BlockPlan:
-        """Plan an ``in_features`` × ``out_features`` map."""
+    def for_shape(
+        cls,
+        in_features: int,
+        out_features: int,
+        round_up: Callable[[int], int] = next_power_of_two,
+    ) -> BlockPlan:
+        """Plan an ``in_features`` × ``out_features`` map; ``round_up`` finds a block size."""
         check_positive_int("in_features", in_features)
         check_positive_int("out_features", out_features)
         if min(in_features, out_features) == 1 and max(in_features, out_features) > 1:
             root = math.isqrt(max(in_features, out_features) - 1) + 1  # ⌈√n⌉ without floats
-            return cls(in_features, out_features, next_power_of_two(root), 1, True)
-        size = next_power_of_two(in_features)
+            return cls(in_features, out_features, round_up(root), 1, True)
+        size = round_up(in_features)
         return cls(in_features, out_features, size, -(-out_features // size), False)
 
     @property

@@ -16,7 +16,7 @@ from whvi.errors import ConfigError
 from whvi.layers import BayesianLayer
 from whvi.layers.linear import RandomAffine
 
-_OPTIONS = {"posterior", "prior", "scales", "num_blocks"}
+_OPTIONS = {"posterior", "prior", "scales", "transform", "num_blocks"}
 
 
 def convert(
@@ -47,7 +47,7 @@ def convert(
             ``nn.BatchNorm2d``; Bayesian layers of the model always are. For ``"adapt"``.
         name: Of the adapter; another ``convert`` with another name adds one. For ``"adapt"``.
         inplace: Change ``model`` itself instead of a copy.
-        options: ``posterior``, ``prior``, ``scales`` and ``num_blocks`` of
+        options: ``posterior``, ``prior``, ``scales``, ``transform`` and ``num_blocks`` of
             :class:`whvi.WHVILinear`; for ``"adapt"`` also ``relative_scale`` (0.1), the standard
             deviation of the residual at the start in units of the root mean square of ``W0``.
 

@@ -5,8 +5,9 @@ of the three vectors given, least squares has a closed form in the third, such a
 
     c[d] = Σ_{i ^ j = d} s1[i] W[i, j] s2[j]  /  Σ_{i ^ j = d} s1[i]² s2[j]²,
 
-and taking turns never increases the error. ``3 D`` numbers cannot hold ``D²`` weights that have no
-structure: of independent ones, blocks of ``D`` explain a share of about ``3 / D``.
+and taking turns never increases the error. With another transform ``M(g)[i, j]`` stands in the
+place of ``c[i ^ j]``, and ``g`` is found by conjugate gradients. ``3 D`` numbers cannot hold ``D²``
+weights that have no structure: of independent ones, blocks of ``D`` explain about ``3 / D``.
 """
 
 from __future__ import annotations
@@ -18,14 +19,16 @@ from torch import Tensor
 
 from whvi._kernel.column import xor_table
 from whvi.errors import ConfigError
+from whvi.functional import dense_matrix
 from whvi.layers.grid import GridMatrix
 from whvi.layers.linear import RandomAffine
 from whvi.layers.random_scales import RandomScalesMatrix
 from whvi.layers.structured import POSTERIOR_SCALE, StructuredMatrix
 from whvi.posteriors import PlanarFlow
-from whvi.transforms import fwht
+from whvi.transforms import Hadamard, Mixing, fwht
 
 _SWEEPS = 8
+_CONJUGATE_STEPS = 4
 _TINY = 1e-30
 
 Structured = StructuredMatrix | RandomScalesMatrix | GridMatrix
@@ -60,8 +63,11 @@ def start_at(layer: RandomAffine, weight: Tensor, bias: Tensor | None) -> float:
     rows = weight.to(matrix.s1.dtype).reshape(
         *matrix.batch_shape, matrix.out_features, matrix.in_features
     )
-    s1, c, s2 = least_squares(*_blocks(matrix, rows))
-    g = fwht(c) * math.sqrt(c.shape[-1])
+    if isinstance(matrix.mixing, Hadamard):
+        s1, c, s2 = least_squares(*_blocks(matrix, rows))
+        g = fwht(c) * math.sqrt(c.shape[-1])
+    else:
+        s1, g, s2 = mixed_least_squares(matrix.mixing, *_blocks(matrix, rows))
     size = float(g.square().mean().sqrt()) or 1.0
     matrix.posterior.reset(0.0, POSTERIOR_SCALE)
     for target, values in ((matrix.s1, s1 * size), (matrix.posterior.loc, g / size)):
@@ -115,6 +121,56 @@ def least_squares(weights: Tensor, mask: Tensor) -> tuple[Tensor, Tensor, Tensor
         s2 = _unit(_solve(by_column, at_columns, c, -1))
         c = _solve(by_column, at_columns, s2, -2)
     return s1, c, s2
+
+
+def mixed_least_squares(
+    mixing: Mixing, weights: Tensor, mask: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return ``s1, g, s2`` with ``W ≈ diag(s1) M(g) diag(s2)`` where ``mask`` is one.
+
+    Takes and returns what :func:`least_squares` does, with ``g`` in the place of ``c``.
+    """
+    s1 = torch.ones_like(weights[..., 0])
+    s2, one, g = torch.ones_like(s1), torch.ones_like(s1), torch.zeros_like(s1)
+    for sweep in range(_SWEEPS + 1):
+        g = _solve_for_g(mixing, weights, mask, (s1, g, s2))
+        if sweep < _SWEEPS:
+            inner = dense_matrix(one, g, one, transform=mixing)
+            s1 = _unit(_solve((weights, mask), inner, s2, -1))
+            s2 = _unit(_solve((weights.mT, mask.mT), inner.mT, s1, -1))
+    return s1, g, s2
+
+
+def _solve_for_g(
+    mixing: Mixing, weights: Tensor, mask: Tensor, vectors: tuple[Tensor, Tensor, Tensor]
+) -> Tensor:
+    """Minimise ``‖mask ∘ (W − diag(s1) M(g) diag(s2))‖²`` over ``g`` by conjugate gradients.
+
+    ``M(g)`` keeps the norm of ``g``: for full blocks and unit scales one step is exact.
+    """
+    s1, g, s2 = vectors
+
+    def matrix(g: Tensor) -> Tensor:
+        return mask * dense_matrix(s1, g, s2, transform=mixing)
+
+    def adjoint(residual: Tensor) -> Tensor:
+        with torch.enable_grad():
+            at = torch.zeros_like(g).requires_grad_()
+            (found,) = torch.autograd.grad(matrix(at), at, residual)
+        return found
+
+    residual = weights - matrix(g)
+    direction = downhill = adjoint(residual)
+    square = downhill.square().sum(-1, keepdim=True)
+    for _ in range(_CONJUGATE_STEPS):
+        change = matrix(direction)
+        length = square / change.square().sum((-2, -1), keepdim=True)[..., 0].clamp_min(_TINY)
+        g = g + length * direction
+        residual = residual - length.unsqueeze(-1) * change
+        downhill = adjoint(residual)
+        before, square = square, downhill.square().sum(-1, keepdim=True)
+        direction = downhill + square / before.clamp_min(_TINY) * direction
+    return g
 
 
 def _along_diagonals(weights: Tensor, mask: Tensor, xor: Tensor) -> tuple[Tensor, Tensor]:

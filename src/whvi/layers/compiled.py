@@ -83,6 +83,9 @@ def _obstacles(model: Any) -> Iterator[tuple[bool, str]]:
         yield type(matrix) is not expected, f"{_kind(layer)} of {_kind(matrix)} is not compiled"
         for part in (matrix.posterior, matrix.prior):
             yield type(part) not in _DISTRIBUTIONS, f"{_kind(part)} is not compiled"
+        if type(layer) is WHVILinear:
+            other = matrix.mixing.name != "hadamard"
+            yield other, f"the transform {matrix.mixing.name} is not compiled"
         is_column = type(layer) is WHVILinear and matrix.plan.is_column
         yield is_column, "WHVILinear with one input or output is not compiled"
     # an activation writes over what the layer before it gave, and over gradients from behind

@@ -35,6 +35,7 @@ from whvi.sampling import (
     current_sampler,
     insert_inner_axes,
 )
+from whvi.transforms import TransformLike
 
 
 class RandomConv(RandomAffine):
@@ -152,7 +153,7 @@ class WHVIConv(RandomConv):
     Args:
         in_channels, out_channels, kernel_size, stride, padding, dilation, groups, bias,
             padding_mode: As in ``torch.nn.Conv1d/2d/3d``.
-        posterior, prior, scales, num_blocks, bias_posterior, batch_shape: As in
+        posterior, prior, scales, transform, num_blocks, bias_posterior, batch_shape: As in
             :class:`whvi.WHVILinear`.
     """
 
@@ -173,6 +174,7 @@ class WHVIConv(RandomConv):
         posterior: str | PosteriorFactory = "diagonal",
         prior: str | Prior | PriorFactory = "empirical_bayes",
         scales: str = "optimised",
+        transform: TransformLike = "hadamard",
         num_blocks: int = 1,
         bias_posterior: str | PosteriorFactory | None = None,
         batch_shape: tuple[int, ...] = (),
@@ -183,7 +185,7 @@ class WHVIConv(RandomConv):
         sizes = _matrix_size(in_channels, out_channels, groups, window)
         matrix = structured_matrix(
             scales, num_blocks, *sizes, posterior=posterior, prior=prior,
-            batch_shape=(*batch_shape, groups) if groups > 1 else batch_shape,
+            transform=transform, batch_shape=(*batch_shape, groups) if groups > 1 else batch_shape,
             device=device, dtype=dtype,
         )  # fmt: skip
         super().__init__(matrix, window, groups, bias, bias_posterior)

@@ -18,24 +18,19 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from whvi._checks import check_positive_int, next_power_of_two
+from whvi._checks import check_positive_int
 from whvi._kernel.backend import is_vmapped
 from whvi._kernel.layout import BlockPlan
 from whvi._kernel.product import block_linear, noisy_block_linear
 from whvi.errors import ConfigError
 from whvi.functional import dense_matrix
 from whvi.layers.matrix import OutputMoments, RandomMatrix, WeightMoments
-from whvi.layers.structured import (
-    POSTERIOR_SCALE,
-    check_num_weights,
-    moments_of,
-    product_variance,
-    reset_vectors,
-)
+from whvi.layers.mixed import drawn_entries, mixing_variance
+from whvi.layers.structured import POSTERIOR_SCALE, check_num_weights, moments_of, reset_vectors
 from whvi.posteriors import DiagonalGaussian, PosteriorFactory, make_posterior
 from whvi.priors import Prior, PriorFactory, make_prior
 from whvi.sampling import LocalReparameterization, Sampler, insert_inner_axes
-from whvi.transforms import fwht
+from whvi.transforms import Hadamard, TransformLike, make_mixing
 
 
 @final
@@ -45,7 +40,8 @@ class GridMatrix(RandomMatrix):
     Args:
         in_features, out_features: Shape of ``W``.
         num_blocks: ``J``, slices of the input; fewer if the last ones would be empty.
-        posterior, prior, batch_shape: As in :class:`~whvi.layers.structured.StructuredMatrix`.
+        posterior, prior, transform, batch_shape: As in
+            :class:`~whvi.layers.structured.StructuredMatrix`.
     """
 
     def __init__(
@@ -56,6 +52,7 @@ class GridMatrix(RandomMatrix):
         *,
         posterior: str | PosteriorFactory = "diagonal",
         prior: str | Prior | PriorFactory = "empirical_bayes",
+        transform: TransformLike = "hadamard",
         batch_shape: tuple[int, ...] = (),
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
@@ -70,11 +67,14 @@ class GridMatrix(RandomMatrix):
                 f"got {num_blocks}"
             )
         width = -(-in_features // num_blocks)
-        size = next_power_of_two(width)
+        self.batch_shape = tuple(batch_shape)
+        self.mixing = make_mixing(
+            transform, width, batch_shape=self.batch_shape, device=device, dtype=dtype
+        )
+        size = self.mixing.size
         self.plan = BlockPlan(width, out_features, size, -(-out_features // size), False)
         self.num_slices = -(-in_features // width)
         self.in_features, self.out_features = in_features, out_features
-        self.batch_shape = tuple(batch_shape)
         shape = (*self.batch_shape, self.num_slices * self.plan.vector_size)
         self.s1 = nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
         self.s2 = nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
@@ -89,10 +89,15 @@ class GridMatrix(RandomMatrix):
         reset_vectors(self.s1, self.s2, generator)
         mean_std = math.sqrt(2 * self.plan.block_size / self.in_features)
         self.posterior.reset(mean_std, POSTERIOR_SCALE, generator=generator)
+        self.mixing.reset_parameters(generator=generator)
 
     def multiply(self, x: Tensor, bias: Tensor | None, sampler: Sampler) -> Tensor:
         """See :meth:`RandomMatrix.multiply`: slices are replicas of one product, and add up."""
         axis, posterior = len(self.batch_shape), self.posterior
+        if not isinstance(self.mixing, Hadamard):
+            g = drawn_entries(sampler, posterior, tuple(x.shape[:-1]))
+            y = self._mix(x, g)
+            return y if bias is None else y + insert_inner_axes(bias, axis, x.dim() - axis - 1)
         slices = self._slices(x).movedim(-2, axis)
         s1, s2 = self._by_slice(self.s1), self._by_slice(self.s2)
         if (
@@ -108,6 +113,18 @@ class GridMatrix(RandomMatrix):
             y = block_linear(slices, s1, g, s2, None, self.plan)
         y = y.sum(axis)
         return y if bias is None else y + insert_inner_axes(bias, axis, x.dim() - axis - 1)
+
+    def _mix(self, x: Tensor, g: Tensor) -> Tensor:
+        """Return ``Σ_j [s1_j1 M(g_j1) s2_j1 x_j; …]``."""
+        inner = x.dim() - len(self.batch_shape) - 1
+        s1, g, s2 = (self._over(v, inner) for v in (self.s1, g, self.s2))
+        y = s1 * self.mixing.mix(s2 * self._padded(x), g)
+        return y.sum(-3).flatten(-2)[..., : self.out_features]
+
+    def _padded(self, x: Tensor) -> Tensor:
+        """Return ``(..., J, 1, D)``: slices for all blocks, with zeros at the end."""
+        padding = self.plan.block_size - self.plan.in_features
+        return functional.pad(self._slices(x), (0, padding)).unsqueeze(-2)
 
     def _slices(self, x: Tensor) -> Tensor:
         """Cut ``(..., in)`` into ``(..., J, width)``, with zeros at the end."""
@@ -129,7 +146,8 @@ class GridMatrix(RandomMatrix):
     def dense(self, draw: Tensor) -> Tensor:
         """See :meth:`RandomMatrix.dense`."""
         some = draw.dim() - len(self.batch_shape) - 1
-        blocks = dense_matrix(*(self._over(v, some) for v in (self.s1, draw, self.s2)))
+        vectors = (self._over(v, some) for v in (self.s1, draw, self.s2))
+        blocks = dense_matrix(*vectors, transform=self.mixing)
         rows = blocks[..., : self.plan.in_features].movedim(-4, -2)  # (..., K, D, J, width)
         matrix: Tensor = rows.flatten(-2).flatten(-3, -2)
         return matrix[..., : self.out_features, : self.in_features]
@@ -143,16 +161,16 @@ class GridMatrix(RandomMatrix):
         """Return exact mean and variance of ``W x``; blocks are independent, so variances add."""
         axes, inner = len(self.batch_shape), x.dim() - len(self.batch_shape) - 1
         s1, g, s2 = (self._over(v, inner) for v in (self.s1, self.posterior.mean, self.s2))
-        padding = self.plan.block_size - self.plan.in_features
-        u = fwht(s2 * functional.pad(self._slices(x), (0, padding)).unsqueeze(-2))
-        spread = product_variance(u.flatten(-3, -2), self.posterior, axes, inner)
+        v = s2 * self._padded(x)
+        spread = mixing_variance(self.mixing, v.flatten(-3, -2), self.posterior, axes, inner)
         spread = spread.unflatten(-2, (self.num_slices, self.plan.num_blocks))
-        parts = (s1 * fwht(g * u), s1.square() * spread)
+        parts = (s1 * self.mixing.mix(v, g), s1.square() * spread)
         mean, variance = (v.sum(-3).flatten(-2)[..., : self.out_features] for v in parts)
         return OutputMoments(mean, variance)
 
     def extra_repr(self) -> str:
         """Show the blocks."""
         K, D = self.plan.vector_shape
-        grid = f"{self.num_slices} × {K} blocks of {D} × {D}"
+        named = "" if isinstance(self.mixing, Hadamard) else f", {self.mixing.name}"
+        grid = f"{self.num_slices} × {K} blocks of {D} × {D}{named}"
         return f"{self.in_features} → {self.out_features}: {grid}"

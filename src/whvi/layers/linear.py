@@ -23,6 +23,7 @@ from whvi.posteriors import Posterior, PosteriorFactory, make_posterior
 from whvi.posteriors.base import sum_of_kls
 from whvi.priors import EmpiricalBayesPrior, Prior, PriorFactory
 from whvi.sampling import check_draws_axis, current_sampler, insert_inner_axes
+from whvi.transforms import TransformLike
 
 Device = torch.device | str | None
 
@@ -298,6 +299,9 @@ class WHVILinear(RandomLinear):
             ``"standard_normal"``, or a :class:`whvi.priors.Prior` such as ``FixedPrior(0.1)``.
         scales: ``"optimised"``: ``s1`` and ``s2`` are parameters. ``"gaussian"``: they have fully
             factorized Gaussian posteriors and the prior ``N(0, I)``.
+        transform: What stands in the place of ``H``: ``"hadamard"``, ``"dct"``, ``"hartley"``,
+            ``"circulant"``, ``"butterfly"`` (learned), ``"butterfly-random"``, or an orthonormal
+            map of one's own; see :func:`whvi.transforms.make_mixing`.
         num_blocks: Slices of the input with blocks of their own: more parameters, about in
             proportion (:class:`whvi.layers.grid.GridMatrix`), as heads for many classes need.
         bias_posterior: ``None`` for a deterministic bias (recommended), else its posterior.
@@ -315,6 +319,7 @@ class WHVILinear(RandomLinear):
         posterior: str | PosteriorFactory = "diagonal",
         prior: str | Prior | PriorFactory = "empirical_bayes",
         scales: str = "optimised",
+        transform: TransformLike = "hadamard",
         num_blocks: int = 1,
         bias_posterior: str | PosteriorFactory | None = None,
         batch_shape: tuple[int, ...] = (),
@@ -323,7 +328,7 @@ class WHVILinear(RandomLinear):
     ) -> None:
         matrix = structured_matrix(
             scales, num_blocks, in_features, out_features, posterior=posterior, prior=prior,
-            batch_shape=batch_shape, device=device, dtype=dtype,
+            transform=transform, batch_shape=batch_shape, device=device, dtype=dtype,
         )  # fmt: skip
         super().__init__(matrix, bias, bias_posterior)
 

@@ -4,7 +4,8 @@ r"""The structured matrix with Gaussian posteriors over its scales: ``s1``, ``g`
 
     E[W] = E[s1] E[c] E[s2]      E[W W'] = E[s1 s1'] E[c c'] E[s2 s2']
 
-and mean and variance of ``W x`` have closed forms.
+and mean and variance of ``W x`` have closed forms. With another transform ``M(g)[i, j]`` stands in
+the place of ``c[i ^ j]``.
 """
 
 from __future__ import annotations
@@ -16,22 +17,16 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from whvi._kernel.layout import BlockPlan
 from whvi._kernel.product import block_linear
 from whvi.functional import dense_matrix, structured_product
 from whvi.layers.matrix import OutputMoments, RandomMatrix, WeightMoments
-from whvi.layers.structured import (
-    POSTERIOR_SCALE,
-    check_num_weights,
-    product_variance,
-    reset_vectors,
-    trim_blocks,
-)
+from whvi.layers.mixed import mixing_variance, plan_blocks, product_variance
+from whvi.layers.structured import POSTERIOR_SCALE, check_num_weights, reset_vectors, trim_blocks
 from whvi.posteriors import DiagonalGaussian, Posterior, PosteriorFactory, make_posterior
 from whvi.posteriors.base import samples_first
 from whvi.priors import FixedPrior, Prior, PriorFactory, make_prior
 from whvi.sampling import MeanWeights, Sampler, insert_inner_axes
-from whvi.transforms import fwht
+from whvi.transforms import Hadamard, TransformLike, fwht
 
 
 @final
@@ -42,7 +37,7 @@ class RandomScalesMatrix(RandomMatrix):
     their means.
 
     Args:
-        in_features, out_features, posterior, prior, batch_shape: As in
+        in_features, out_features, posterior, prior, transform, batch_shape: As in
             :class:`~whvi.layers.structured.StructuredMatrix`.
     """
 
@@ -53,14 +48,17 @@ class RandomScalesMatrix(RandomMatrix):
         *,
         posterior: str | PosteriorFactory = "diagonal",
         prior: str | Prior | PriorFactory = "empirical_bayes",
+        transform: TransformLike = "hadamard",
         batch_shape: tuple[int, ...] = (),
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        self.plan = BlockPlan.for_shape(in_features, out_features)
         self.in_features, self.out_features = in_features, out_features
         self.batch_shape = tuple(batch_shape)
+        self.plan, self.mixing = plan_blocks(
+            in_features, out_features, transform, self.batch_shape, device=device, dtype=dtype
+        )
         shape = (*self.batch_shape, *self.plan.vector_shape)
         self.s1_posterior = DiagonalGaussian(shape, device=device, dtype=dtype)
         self.s2_posterior = DiagonalGaussian(shape, device=device, dtype=dtype)
@@ -77,6 +75,7 @@ class RandomScalesMatrix(RandomMatrix):
         reset_vectors(self.s1, self.s2, generator)
         mean_std = math.sqrt(2 * self.plan.block_size / self.in_features)
         self.posterior.reset(mean_std, POSTERIOR_SCALE, generator=generator)
+        self.mixing.reset_parameters(generator=generator)
 
     @property
     def s1(self) -> torch.nn.Parameter:
@@ -109,13 +108,13 @@ class RandomScalesMatrix(RandomMatrix):
         if self.plan.is_column:
             w = insert_inner_axes(self._dense(s1, g, s2), axes, len(inner), 2)
             y = (x.unsqueeze(-2) * w).sum(-1)
-        elif isinstance(sampler, MeanWeights):
+        elif isinstance(sampler, MeanWeights) and isinstance(self.mixing, Hadamard):
             return block_linear(x, s1, g, s2, bias, self.plan)
         else:
             s1, g, s2 = (
                 insert_inner_axes(self._blocks(v), axes, len(inner), 2) for v in (s1, g, s2)
             )
-            y = structured_product(self._padded(x), s1, g, s2)
+            y = structured_product(self._padded(x), s1, g, s2, transform=self.mixing)
             y = y.flatten(-2)[..., : self.out_features]
         return y if bias is None else y + insert_inner_axes(bias, axes, len(inner))
 
@@ -127,7 +126,8 @@ class RandomScalesMatrix(RandomMatrix):
         return blocks
 
     def _dense(self, s1: Tensor, g: Tensor, s2: Tensor) -> Tensor:
-        blocks = dense_matrix(self._blocks(s1), self._blocks(g), self._blocks(s2))
+        vectors = (self._blocks(v) for v in (s1, g, s2))
+        blocks = dense_matrix(*vectors, transform=self.mixing)
         return trim_blocks(blocks, self.plan)
 
     def dense(self, draw: Tensor) -> Tensor:
@@ -173,18 +173,19 @@ class RandomScalesMatrix(RandomMatrix):
     def _unit_moments(self) -> WeightMoments:
         """Return mean and covariance of ``vec(W)`` for scales of one: of the entries of ``c``."""
         unit = torch.eye(self.plan.vector_size, dtype=self.s1.dtype, device=self.s1.device)
+        unit = unit.expand(*self.batch_shape, *unit.shape)
         jacobian = self._dense(torch.ones_like(unit), unit, torch.ones_like(unit)).flatten(-2).mT
-        blocks = self._blocks(jacobian)  # (out·in, K, D)
-        spread = torch.einsum("wkd,...kde->...wke", blocks, self.posterior.covariance())
+        blocks = self._blocks(jacobian)  # (..., out·in, K, D)
+        spread = torch.einsum("...wkd,...kde->...wke", blocks, self.posterior.covariance())
         mean = (jacobian @ self.posterior.mean.unsqueeze(-1)).squeeze(-1)
-        return WeightMoments(mean, torch.einsum("...wke,vke->...wv", spread, blocks))
+        return WeightMoments(mean, torch.einsum("...wke,...vke->...wv", spread, blocks))
 
     def output_moments(self, x: Tensor) -> OutputMoments:
         r"""Return exact mean and variance of ``W x``, without sampling.
 
-        With ``t = Σ_j c[i ^ j] s2[j] x[j]``, ``y = s1 t`` has
+        With ``t = Σ_j M(g)[i, j] s2[j] x[j]``, ``y = s1 t`` has
         ``var(y) = E[s1]² var(t) + var(s1) E[t²]``, and ``var(t)`` is that of a fixed ``s2 = E[s2]``
-        plus ``Σ_j var(s2[j]) x[j]² E[c[i ^ j]²]``, a dyadic convolution.
+        plus ``Σ_j var(s2[j]) x[j]² E[M(g)[i, j]²]``.
         """
         if self.plan.is_column:
             return self._column_moments(x)
@@ -194,16 +195,31 @@ class RandomScalesMatrix(RandomMatrix):
             insert_inner_axes(self._blocks(q.variance), *over)
             for q in (self.s1_posterior, self.s2_posterior)
         )
-        x, ones = self._padded(x), torch.ones_like(self._blocks(self.s1))
-        u = fwht(s2 * x)
-        t = fwht(g * u)
-        var_c = insert_inner_axes(product_variance(ones, self.posterior, over[0], 0), *over)
-        squares = (fwht(g).square() + var_c) / self.plan.block_size  # E[c²]
-        spread = product_variance(u, self.posterior, *over[:2])
-        spread = spread + _dyadic_convolution(v2 * x.square(), squares)
+        x = self._padded(x)
+        t = self.mixing.mix(s2 * x, g)
+        spread = mixing_variance(self.mixing, s2 * x, self.posterior, *over[:2])
+        spread = spread + self._through_squares(v2 * x.square(), g)
         variance = s1.square() * spread + v1 * (t.square() + spread)
         mean, variance = (v.flatten(-2)[..., : self.out_features] for v in (s1 * t, variance))
         return OutputMoments(mean, variance)
+
+    def _through_squares(self, a: Tensor, g: Tensor) -> Tensor:
+        """Return ``Σ_j a[j] E[M(g)[i, j]²]`` for ``a (*batch_shape, *inner, K, D)``, ``g = E[g]``.
+
+        For Hadamard, ``Σ_j a[j] E[c[i ^ j]²]``, it is a dyadic convolution.
+        """
+        axes, size = len(self.batch_shape), self.plan.block_size
+        over = (axes, a.dim() - axes - 2, 2)
+        if isinstance(self.mixing, Hadamard):
+            ones = torch.ones_like(self._blocks(self.s1))
+            var_c = insert_inner_axes(product_variance(ones, self.posterior, axes, 0), *over)
+            return _dyadic_convolution(a, (fwht(g).square() + var_c) / size)
+        unit = torch.eye(size, dtype=a.dtype, device=a.device).unsqueeze(-2)
+        units = unit.expand(*self.batch_shape, size, *self.plan.vector_shape)  # columns j
+        mean = self.mixing.mix(units, self._blocks(self.posterior.mean).unsqueeze(axes))
+        squares = mean.square() + mixing_variance(self.mixing, units, self.posterior, axes, 1)
+        rows = a.flatten(axes, -3).transpose(-3, -2) if over[1] else a.unsqueeze(-2)
+        return (rows @ squares.transpose(-3, -2)).transpose(-3, -2).reshape(a.shape)
 
     def _column_moments(self, x: Tensor) -> OutputMoments:
         mean, covariance = self.moments()

@@ -2,7 +2,8 @@ r"""The structured matrix ``W = diag(s1) H diag(g) H diag(s2)``, ``g ~ q(g)`` (e
 
 ``s1`` and ``s2`` are optimised; ``g`` has a posterior and a prior. Other shapes than a square power
 of two follow a :class:`~whvi._kernel.layout.BlockPlan` of ``K`` blocks of size ``D``, whose vectors
-lie one after the other; a single row or column of weights is ``vec(W)``.
+lie one after the other; a single row or column of weights is ``vec(W)``. With another transform
+``M(g) = T diag(g) Tᵀ`` stands in the place of ``H diag(g) H``.
 """
 
 from __future__ import annotations
@@ -22,10 +23,11 @@ from whvi._kernel.product import block_linear, noisy_block_linear
 from whvi.errors import ShapeError
 from whvi.functional import column_features, dense_matrix, structured_product
 from whvi.layers.matrix import OutputMoments, RandomMatrix, WeightMoments
-from whvi.posteriors import DiagonalGaussian, Posterior, PosteriorFactory, make_posterior
+from whvi.layers.mixed import drawn_entries, mixed_linear, mixing_variance, plan_blocks
+from whvi.posteriors import DiagonalGaussian, PosteriorFactory, make_posterior
 from whvi.priors import Prior, PriorFactory, make_prior
 from whvi.sampling import LocalReparameterization, Sampler, insert_inner_axes
-from whvi.transforms import fwht
+from whvi.transforms import Hadamard, TransformLike
 
 POSTERIOR_SCALE = 0.1  # of g at the start
 _MOST_WEIGHTS = 8192  # for which a covariance of all pairs is formed
@@ -41,6 +43,7 @@ class StructuredMatrix(RandomMatrix):
         in_features, out_features: Shape of ``W``.
         posterior: Name or factory, see :func:`whvi.posteriors.make_posterior`.
         prior: Name, prior or factory, see :func:`whvi.priors.make_prior`.
+        transform: See :func:`whvi.transforms.make_mixing`.
         batch_shape: Replicas.
     """
 
@@ -51,14 +54,18 @@ class StructuredMatrix(RandomMatrix):
         *,
         posterior: str | PosteriorFactory = "diagonal",
         prior: str | Prior | PriorFactory = "empirical_bayes",
+        transform: TransformLike = "hadamard",
         batch_shape: tuple[int, ...] = (),
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        self.plan = BlockPlan.for_shape(in_features, out_features)
         self.in_features, self.out_features = in_features, out_features
         self.batch_shape = tuple(batch_shape)
+        self.plan, self.mixing = plan_blocks(
+            in_features, out_features, transform, self.batch_shape, device=device, dtype=dtype
+        )
+        self._is_hadamard = isinstance(self.mixing, Hadamard)
         shape = (*self.batch_shape, self.plan.vector_size)
         self.s1 = nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
         self.s2 = nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
@@ -76,10 +83,14 @@ class StructuredMatrix(RandomMatrix):
         reset_vectors(self.s1, self.s2, generator)
         mean_std = math.sqrt(2 * self.plan.block_size / self.in_features)
         self.posterior.reset(mean_std, POSTERIOR_SCALE, generator=generator)
+        self.mixing.reset_parameters(generator=generator)
 
     def multiply(self, x: Tensor, bias: Tensor | None, sampler: Sampler) -> Tensor:
         """See :meth:`RandomMatrix.multiply`; a diagonal posterior draws inside the product."""
         posterior, plan = self.posterior, self.plan
+        if not self._is_hadamard:
+            g = drawn_entries(sampler, posterior, tuple(x.shape[:-1]))
+            return self._multiply_by(g, x, bias)
         if (
             isinstance(sampler, LocalReparameterization)
             and isinstance(posterior, DiagonalGaussian)
@@ -94,8 +105,12 @@ class StructuredMatrix(RandomMatrix):
     def _multiply_by(self, g: Tensor, x: Tensor, bias: Tensor | None) -> Tensor:
         """Return ``W x + bias`` for ``g (*batch_shape, *some_inner, K·D)``."""
         if not self.plan.is_column:
-            return block_linear(x, self.s1, g, self.s2, bias, self.plan)
-        if self.out_features == 1 and self.plan.block_size >= SMALLEST_BLOCK:
+            if self._is_hadamard:
+                return block_linear(x, self.s1, g, self.s2, bias, self.plan)
+            return mixed_linear(x, self.s1, g, self.s2, bias, self.plan, self.mixing)
+        if self.out_features == 1 and not self._is_hadamard:
+            y = (x * self._over(x, self.dense(g).squeeze(-2))).sum(-1, keepdim=True)
+        elif self.out_features == 1 and self.plan.block_size >= SMALLEST_BLOCK:
             y = column_linear(x, self.s1, g, self.s2).unsqueeze(-1)
         elif self.out_features == 1:
             y = (self._column_features(x) * self._over(x, g)).sum(-1, keepdim=True)
@@ -118,8 +133,8 @@ class StructuredMatrix(RandomMatrix):
         batch_ndim = len(self.batch_shape)
         axes = (batch_ndim, g.dim() - batch_ndim - 2, 2)
         s1, s2 = (insert_inner_axes(self._blocks(v), *axes) for v in (self.s1, self.s2))
-        if self.plan.is_column:
-            return trim_blocks(dense_matrix(s1, g, s2), self.plan)
+        if self.plan.is_column or not self._is_hadamard:
+            return trim_blocks(dense_matrix(s1, g, s2, transform=self.mixing), self.plan)
         num_rows = min(self.out_features, self.plan.block_size)
         unit = torch.eye(num_rows, self.plan.block_size, dtype=g.dtype, device=g.device)
         s1, g, s2 = (v.unsqueeze(-2) for v in (s1, g, s2))
@@ -139,23 +154,25 @@ class StructuredMatrix(RandomMatrix):
     def output_moments(self, x: Tensor) -> OutputMoments:
         r"""Return exact mean and variance of ``W x`` (equation 3), without sampling.
 
-        With ``u = H(s2 x)``, ``var(y)`` is ``s1²`` times that of ``H(g u)``.
+        ``var(y)`` is ``s1²`` times that of ``M(g) (s2 x)``.
         """
         mean = self._multiply_by(self.posterior.mean, x, None)
         if self.plan.is_column:
             return OutputMoments(mean, self._column_variance(x))
         s1, s2 = (self._over(x, self._blocks(v), 2) for v in (self.s1, self.s2))
         padded = functional.pad(x, (0, self.plan.block_size - self.in_features)).unsqueeze(-2)
-        u = fwht(s2 * padded)
         axes = len(self.batch_shape)
-        spread = product_variance(u, self.posterior, axes, x.dim() - axes - 1)
+        inner = x.dim() - axes - 1
+        spread = mixing_variance(self.mixing, s2 * padded, self.posterior, axes, inner)
         variance = (s1.square() * spread).flatten(-2)[..., : self.out_features]
         return OutputMoments(mean, variance)
 
     def _column_variance(self, x: Tensor) -> Tensor:
         covariance = self._over(x, self.posterior.covariance().squeeze(-3), 2)
-        if self.out_features == 1:
+        if self.out_features == 1 and self._is_hadamard:
             features = self._column_features(x).unsqueeze(-2)
+        elif self.out_features == 1:
+            features = x.unsqueeze(-2) @ self._over(x, jacobian_of(self), 2)  # (..., 1, D)
         else:
             features = x.unsqueeze(-1) * self._over(x, jacobian_of(self), 2)  # (..., out, D)
         through = (features.unsqueeze(-2) @ covariance.unsqueeze(-3)).squeeze(-2)
@@ -165,7 +182,8 @@ class StructuredMatrix(RandomMatrix):
         """Show the blocks."""
         K, D = self.plan.vector_shape
         form = "vec of one block" if self.plan.is_column else f"{K} blocks"
-        return f"{self.in_features} → {self.out_features}: {form} of {D} × {D}"
+        named = "" if self._is_hadamard else f", {self.mixing.name}"
+        return f"{self.in_features} → {self.out_features}: {form} of {D} × {D}{named}"
 
 
 def reset_vectors(s1: Tensor, s2: Tensor, generator: torch.Generator | None) -> None:
@@ -206,21 +224,3 @@ def check_num_weights(num_weights: int) -> None:
             f"the covariance of {num_weights} weights does not fit in memory; "
             f"at most {_MOST_WEIGHTS} weights are taken: use sample() instead"
         )
-
-
-def product_variance(u: Tensor, posterior: Posterior, batch_ndim: int, inner_ndim: int) -> Tensor:
-    """Return the variances of ``H(g u)`` for ``u (*batch, *inner, K, D)``; 1 wide if all are equal.
-
-    With ``b[d] = Σ_k u_k u_{k^d} Σ[k, k^d]`` they are ``D**-0.5 H b``; for a diagonal ``Σ`` only
-    ``b[0] = Σ_k u_k² σ_k²`` remains.
-    """
-    if isinstance(posterior, DiagonalGaussian):
-        variances = insert_inner_axes(
-            posterior.blocks(posterior.variance), batch_ndim, inner_ndim, 2
-        )
-        return (u.square() * variances).mean(-1, keepdim=True)
-    covariance = insert_inner_axes(posterior.covariance(), batch_ndim, inner_ndim, 3)
-    products = u.unsqueeze(-1) * covariance * u.unsqueeze(-2)
-    ones = torch.ones(u.shape[-1], dtype=u.dtype, device=u.device)
-    # column_features of a square with s1 = s2 = 1 is D**-0.5 H b
-    return column_features(products.flatten(-2), ones, ones)

@@ -10,6 +10,7 @@ from torch import nn
 
 from whvi.layers.linear import RandomAffine
 from whvi.layers.protocol import BayesianLayer, kl_per_layer
+from whvi.transforms import Mixing
 
 
 class LayerSummary(NamedTuple):
@@ -76,7 +77,15 @@ def summary(model: nn.Module) -> Summary:
 def _bayesian_row(name: str, layer: BayesianLayer, kl: float) -> LayerSummary:
     replicas = math.prod(layer.batch_shape)
     count = sum(p.numel() for p in layer.parameters()) // max(replicas, 1)
-    return LayerSummary(name or "(model)", type(layer).__name__, count, _num_dense(layer), kl)
+    return LayerSummary(name or "(model)", _kind(layer), count, _num_dense(layer), kl)
+
+
+def _kind(layer: BayesianLayer) -> str:
+    """Return the class, and the transform where it is not the default."""
+    residual = getattr(layer, "residual", None)  # of an adapter
+    mixing = getattr(getattr(residual or layer, "matrix", None), "mixing", None)
+    named = isinstance(mixing, Mixing) and mixing.name != "hadamard"
+    return f"{type(layer).__name__} ({mixing.name})" if named else type(layer).__name__
 
 
 def _num_dense(layer: BayesianLayer) -> int:

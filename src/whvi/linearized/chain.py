@@ -29,6 +29,7 @@ from whvi.layers.grid import GridMatrix
 from whvi.layers.sines import Sine, Tile
 from whvi.posteriors import PlanarFlow, Posterior
 from whvi.sampling import MeanWeights, sampling
+from whvi.transforms import Hadamard
 
 Fill = Callable[[Tensor], Any]
 Write = Callable[[nn.Parameter | None, Fill], None]
@@ -199,8 +200,9 @@ def _link_of(module: nn.Module) -> Link | None:
     if isinstance(module, WHVILinear | MeanFieldLinear) and _mean_is_loc(module):
         if isinstance(module, MeanFieldLinear):
             return Dense(module, module.matrix.posterior.loc)
-        if not isinstance(module.matrix, GridMatrix):
-            return (Column if module.matrix.plan.is_column else Blocks)(module)
+        matrix = module.matrix
+        if not isinstance(matrix, GridMatrix) and isinstance(matrix.mixing, Hadamard):
+            return (Column if matrix.plan.is_column else Blocks)(module)
     return None
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import pairwise
 from typing import Protocol
 
@@ -12,6 +13,7 @@ from torch import nn
 from whvi._checks import check_positive_int
 from whvi.errors import ConfigError
 from whvi.layers import MeanFieldLinear, WHVILinear
+from whvi.transforms import TransformLike
 
 
 class LayerFactory(Protocol):
@@ -36,6 +38,7 @@ def mlp(
     activation: Callable[[], nn.Module] = nn.ReLU,
     layer: LayerFactory = WHVILinear,
     last_layer: LayerFactory = MeanFieldLinear,
+    transform: TransformLike = "hadamard",
     batch_shape: tuple[int, ...] = (),
     device: torch.device | str | None = None,
     dtype: torch.dtype | None = None,
@@ -51,6 +54,7 @@ def mlp(
         layer: Builds every layer but the last; use ``functools.partial`` for options such as
             ``partial(WHVILinear, posterior="low_rank")``.
         last_layer: Builds the last layer.
+        transform: Of what ``layer`` builds; see :class:`whvi.WHVILinear`.
         batch_shape: ``(R,)`` for R independent networks in one.
 
     Returns:
@@ -63,6 +67,8 @@ def mlp(
         raise ConfigError(
             f"activation must build a module, such as the class torch.nn.ReLU, got {activation!r}"
         )
+    if transform != "hadamard":
+        layer = partial(layer, transform=transform)
     widths = [in_features, *hidden]
     for width in (*widths, out_features):
         check_positive_int("every width", width)
