@@ -25,6 +25,7 @@ kernel = Extension(
             "element",
             "vectors",
             "butterflies",
+            "orders",
             "product",
             "tasks",
             "exponential",

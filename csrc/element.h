@@ -4,6 +4,8 @@
 
 #include "butterflies.h"
 
+#include "orders.h"
+
 #include "exponential.h"
 
 #include "product.h"

@@ -101,6 +101,12 @@ typedef struct {
 
 #include "threads.h"
 
+/* m of a size m 2^k: 1, or 12, 20, 28 for the odd parts 3, 5, 7. */
+INLINE size_t order_of(size_t size) {
+  const size_t odd = size ? size >> __builtin_ctzll(size) : 1;
+  return odd == 1 ? 1 : 4 * odd;
+}
+
 #if HAS_X86
 #pragma GCC push_options
 #pragma GCC target("avx512f,avx512dq,avx512bw,avx512vl,avx2,fma")
@@ -163,7 +169,7 @@ typedef struct {
   const Routines *f;
   const char *src;
   char *dst;
-  size_t rows, size, rows_per_task, columns_per_task;
+  size_t rows, size, parts, rows_per_task, columns_per_task;
   double scale;
   int around;
 } Transform;
@@ -182,14 +188,14 @@ static void transform_rows(void *context, int64_t task, void *scratch) {
 static void transform_part(void *context, int64_t task, void *scratch) {
   const Transform *t = context;
   (void)scratch;
-  const size_t row = (size_t)task / 8 * t->size * t->f->element_bytes;
-  t->f->row_part(t->src + row, t->dst + row, t->size, (size_t)task % 8);
+  const size_t row = (size_t)task / t->parts * t->size * t->f->element_bytes;
+  t->f->row_part(t->src + row, t->dst + row, t->size, (size_t)task % t->parts);
 }
 
 static void transform_columns(void *context, int64_t task, void *scratch) {
   const Transform *t = context;
   (void)scratch;
-  const size_t per_row = t->size / 8 / t->columns_per_task;
+  const size_t per_row = t->size / t->parts / t->columns_per_task;
   const size_t begin = (size_t)task % per_row * t->columns_per_task;
   t->f->row_columns(t->dst + (size_t)task / per_row * t->size * t->f->element_bytes, t->size, begin,
                     begin + t->columns_per_task, t->scale);
@@ -197,13 +203,13 @@ static void transform_columns(void *context, int64_t task, void *scratch) {
 
 static int transform(const Routines *f, const char *src, char *dst, size_t rows, size_t size,
                      double scale, int64_t threads) {
-  Transform t = {f, src, dst, rows, size, 1, 0, scale, 0};
-  const size_t elements = rows * size;
+  const size_t elements = rows * size, order = order_of(size), parts = order == 1 ? 8 : order;
+  Transform t = {f, src, dst, rows, size, parts, 1, 0, scale, 0};
   if (elements < SERIAL_ELEMENTS) threads = 1;
   if (threads > 1 && rows < (size_t)threads && size >= 16 * f->leaf) {
     t.columns_per_task = f->leaf / 8;
-    if (run_tasks(transform_part, &t, (int64_t)rows * 8, 0, threads)) return -1;
-    return run_tasks(transform_columns, &t, (int64_t)(rows * (size / 8 / t.columns_per_task)), 0, threads);
+    if (run_tasks(transform_part, &t, (int64_t)(rows * parts), 0, threads)) return -1;
+    return run_tasks(transform_columns, &t, (int64_t)(rows * (size / parts / t.columns_per_task)), 0, threads);
   }
   if (threads > 1) {
     t.rows_per_task = size < TASK_ELEMENTS ? TASK_ELEMENTS / size : 1;
@@ -211,7 +217,7 @@ static int transform(const Routines *f, const char *src, char *dst, size_t rows,
     t.rows_per_task = rows ? rows : 1;
   }
   t.around = src != dst && elements * f->element_bytes >= STREAM_BYTES && size <= f->leaf &&
-             size * f->element_bytes >= f->vector_bytes && (uintptr_t)dst % f->vector_bytes == 0;
+             order == 1 && size * f->element_bytes >= f->vector_bytes && (uintptr_t)dst % f->vector_bytes == 0;
   const int64_t tasks = (int64_t)((rows + t.rows_per_task - 1) / t.rows_per_task);
   return run_tasks(transform_rows, &t, tasks, t.around ? size * f->element_bytes : 0, threads);
 }

@@ -11,7 +11,13 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from whvi._checks import check_positive_int, is_power_of_two, next_power_of_two
+from whvi._checks import (
+    check_positive_int,
+    hadamard_factor,
+    next_hadamard_order,
+    next_power_of_two,
+    refused_order,
+)
 from whvi.errors import ShapeError
 
 Shape = tuple[int, ...]
@@ -110,8 +116,8 @@ def broadcast_views(x: Shape, s1: Shape, g: Shape, s2: Shape) -> Views:
     sizes = {shape[-1] if shape else 0 for shape in named.values()}
     if len(sizes) != 1:
         raise ShapeError(f"all operands need the same last dimension, got {described}")
-    if not is_power_of_two(size := sizes.pop()):
-        raise ShapeError(f"the last dimension must be a power of two, got {size} in {described}")
+    if not hadamard_factor(size := sizes.pop()):
+        raise ShapeError(f"the last dimension must be {refused_order(size)} in {described}")
     leading: list[int] = []
     for axis in range(-max(map(len, named.values())), -1):
         extents = {shape[axis] for shape in named.values() if len(shape) >= -axis} - {1}
