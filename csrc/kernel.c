@@ -71,8 +71,8 @@ typedef struct {
 
 typedef struct {
   void (*rows)(const void *, void *, size_t, size_t, double, void *);
-  void (*row_part)(const void *, void *, size_t, size_t);
-  void (*row_columns)(void *, size_t, size_t, size_t, double);
+  void (*row_part)(const void *, void *, size_t, size_t, double);
+  void (*row_columns)(const void *, void *, size_t, size_t, size_t, double);
   void (*normals)(uint64_t, uint64_t, size_t, void *);
   void (*forward_task)(const Product *, int64_t, void *);
   void (*backward_task)(const Product *, int64_t, void *);
@@ -189,7 +189,9 @@ static void transform_part(void *context, int64_t task, void *scratch) {
   const Transform *t = context;
   (void)scratch;
   const size_t row = (size_t)task / t->parts * t->size * t->f->element_bytes;
-  t->f->row_part(t->src + row, t->dst + row, t->size, (size_t)task % t->parts);
+  const int is_last = order_of(t->size) > 1;
+  t->f->row_part((is_last ? t->dst : t->src) + row, t->dst + row, t->size, (size_t)task % t->parts,
+                 is_last ? t->scale : 1.0);
 }
 
 static void transform_columns(void *context, int64_t task, void *scratch) {
@@ -197,8 +199,8 @@ static void transform_columns(void *context, int64_t task, void *scratch) {
   (void)scratch;
   const size_t per_row = t->size / t->parts / t->columns_per_task;
   const size_t begin = (size_t)task % per_row * t->columns_per_task;
-  t->f->row_columns(t->dst + (size_t)task / per_row * t->size * t->f->element_bytes, t->size, begin,
-                    begin + t->columns_per_task, t->scale);
+  const size_t row = (size_t)task / per_row * t->size * t->f->element_bytes;
+  t->f->row_columns(t->src + row, t->dst + row, t->size, begin, begin + t->columns_per_task, t->scale);
 }
 
 static int transform(const Routines *f, const char *src, char *dst, size_t rows, size_t size,
@@ -208,8 +210,11 @@ static int transform(const Routines *f, const char *src, char *dst, size_t rows,
   if (elements < SERIAL_ELEMENTS) threads = 1;
   if (threads > 1 && rows < (size_t)threads && size >= 16 * f->leaf) {
     t.columns_per_task = f->leaf / 8;
+    const int64_t columns = (int64_t)(rows * (size / parts / t.columns_per_task));
+    /* H_m comes before the levels of 2^k, as in a row that has one thread */
+    if (order > 1 && run_tasks(transform_columns, &t, columns, 0, threads)) return -1;
     if (run_tasks(transform_part, &t, (int64_t)(rows * parts), 0, threads)) return -1;
-    return run_tasks(transform_columns, &t, (int64_t)(rows * (size / parts / t.columns_per_task)), 0, threads);
+    return order > 1 ? 0 : run_tasks(transform_columns, &t, columns, 0, threads);
   }
   if (threads > 1) {
     t.rows_per_task = size < TASK_ELEMENTS ? TASK_ELEMENTS / size : 1;

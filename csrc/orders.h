@@ -8,7 +8,9 @@
  *
  * For halves a, b of the entries, p = a + b and d = a - b this is (C p + d, C d - p), or
  *
- *   sum_{j > 0} p_j + d_0,  S - 2 (b + N p)_i  with S = sum_j p_j     and     the same of d, -p, a.
+ *   sum_{j > 0} p_j + d_0,  S - 2 b_i - 2 (N p)_i  with S = sum_j p_j    and    the same of d, -p, a.
+ *
+ * Sums are spread over the units that add and those that multiply and add.
  */
 
 #define EACH_6(M) EACH_4(M) M(4) M(5)
@@ -21,73 +23,106 @@
 #define AFTER_FIRST_10(M) AFTER_FIRST_6(M) M(6) M(7) M(8) M(9)
 #define AFTER_FIRST_14(M) AFTER_FIRST_10(M) M(10) M(11) M(12) M(13)
 
-/* Sums of p_1 .. p_q, and (N p)_i; the compiler forms sums of equal pairs once. */
+/* Sums of p_1 .. p_q, and rest - 2 (N p)_i; the compiler forms sums of equal pairs once. */
 #define TWO(i, j) (p[i] + p[j])
 #define SUM_6 (TWO(1, 2) + TWO(3, 4) + p[5])
 #define CYCLE_6(i) p[((i) - 1) % 5 + 1]
-#define FAR_6(i) (CYCLE_6((i) + 2) + CYCLE_6((i) + 3))
+#define LESS_FAR_6(i, rest) FMA(CYCLE_6((i) + 2) + CYCLE_6((i) + 3), minus_two, rest)
 
 #define ROW_10(i) (TWO(((i) - 1) / 3 * 3 + 1, ((i) - 1) / 3 * 3 + 2) + p[((i) - 1) / 3 * 3 + 3])
 #define COLUMN_10(i) (TWO(((i) - 1) % 3 + 1, ((i) - 1) % 3 + 4) + p[((i) - 1) % 3 + 7])
 #define SUM_10 (ROW_10(1) + ROW_10(4) + ROW_10(7))
-#define FAR_10(i) FMA(p[i], minus_two, ROW_10(i) + COLUMN_10(i))
+#define LESS_FAR_10(i, rest) FMA(FMA(p[i], minus_two, ROW_10(i) + COLUMN_10(i)), minus_two, rest)
 
 #define CYCLE_14(i) p[((i) - 1) % 13 + 1]
 #define PAIR_14(i) (CYCLE_14(i) + CYCLE_14((i) + 1))
 #define SUM_14 (PAIR_14(1) + PAIR_14(3) + (PAIR_14(5) + PAIR_14(7)) + (PAIR_14(9) + PAIR_14(11)) + p[13])
-#define FAR_14(i) ((PAIR_14((i) + 5) + PAIR_14((i) + 7)) + (CYCLE_14((i) + 2) + CYCLE_14((i) + 11)))
+#define FAR_14(i) FMA(PAIR_14((i) + 5) + PAIR_14((i) + 7), one, CYCLE_14((i) + 2) + CYCLE_14((i) + 11))
+#define LESS_FAR_14(i, rest) FMA(FAR_14(i), minus_two, rest)
 
-#define HALVES_6(i) p[i] = r[i] + r[i + 6], d[i] = r[i] - r[i + 6], a[i] = r[i], b[i] = r[i + 6];
-#define HALVES_10(i) p[i] = r[i] + r[i + 10], d[i] = r[i] - r[i + 10], a[i] = r[i], b[i] = r[i + 10];
-#define HALVES_14(i) p[i] = r[i] + r[i + 14], d[i] = r[i] - r[i + 14], a[i] = r[i], b[i] = r[i + 14];
-#define HALF_6(i) out[i] = FMA(other[i] + FAR_6(i), minus_two, all);
-#define HALF_10(i) out[i] = FMA(other[i] + FAR_10(i), minus_two, all);
-#define HALF_14(i) out[i] = FMA(other[i] + FAR_14(i), minus_two, all);
+#define A(i) LOAD(src + (i) * from)
+#define B_6(i) LOAD(src + ((i) + 6) * from)
+#define B_10(i) LOAD(src + ((i) + 10) * from)
+#define B_14(i) LOAD(src + ((i) + 14) * from)
+#define SUM_OF_6(i) p[i] = A(i) + B_6(i);
+#define SUM_OF_10(i) p[i] = A(i) + B_10(i);
+#define SUM_OF_14(i) p[i] = A(i) + B_14(i);
+#define DIFFERENCE_OF_6(i) p[i] = DIFFERENCE(A(i), B_6(i));
+#define DIFFERENCE_OF_10(i) p[i] = DIFFERENCE(A(i), B_10(i));
+#define DIFFERENCE_OF_14(i) p[i] = DIFFERENCE(A(i), B_14(i));
+#define UPPER_6(i) STORE(dst + (i) * to, LESS_FAR_6(i, FMA(B_6(i), minus_two, all)));
+#define UPPER_10(i) STORE(dst + (i) * to, LESS_FAR_10(i, FMA(B_10(i), minus_two, all)));
+#define UPPER_14(i) STORE(dst + (i) * to, LESS_FAR_14(i, FMA(B_14(i), minus_two, all)));
+#define LOWER_6(i) STORE(dst + ((i) + 6) * to, LESS_FAR_6(i, FMA(A(i), minus_two, all)));
+#define LOWER_10(i) STORE(dst + ((i) + 10) * to, LESS_FAR_10(i, FMA(A(i), minus_two, all)));
+#define LOWER_14(i) STORE(dst + ((i) + 14) * to, LESS_FAR_14(i, FMA(A(i), minus_two, all)));
 
-/* H_m of the m vectors in r, m = 2 h */
-#define DEFINE_HADAMARD(m, h)                                                             \
-  INLINE void NAME(half_##m)(const V *p, V first, const V *other, V *out) {               \
-    const V minus_two = (V){0} - 2, sum = SUM_##h, all = sum + p[0];                      \
-    out[0] = sum + first;                                                                 \
-    AFTER_FIRST_##h(HALF_##h)                                                             \
-  }                                                                                       \
-  INLINE void NAME(hadamard_##m)(V * r) {                                                 \
-    V p[h], d[h], a[h], b[h];                                                             \
-    EACH_##h(HALVES_##h) NAME(half_##m)(p, d[0], b, r);                                   \
-    NAME(half_##m)(d, -p[0], a, r + h);                                                   \
-  }                                                                                       \
-  /* Columns [begin, end) of m parts that are `stride` entries apart. */                  \
-  static void NAME(combine_##m)(T * x, size_t stride, size_t begin, size_t end, T scale) { \
-    for (size_t j = begin; j < end; j += LANES) {                                         \
-      const T *src = x + j;                                                               \
-      T *dst = x + j;                                                                     \
-      V r[m];                                                                             \
-      EACH_##m(GET) NAME(hadamard_##m)(r);                                                \
-      EACH_##m(TIMES) EACH_##m(PUT)                                                       \
-    }                                                                                     \
-  }                                                                                       \
-  /* m parts that are shorter than a vector. */                                           \
-  static void NAME(combine_short_##m)(T * x, size_t part, T scale) {                      \
-    V r[m] = {{0}};                                                                       \
-    for (size_t i = 0; i < m; ++i) memcpy(r + i, x + i * part, part * sizeof(T));         \
-    NAME(hadamard_##m)(r);                                                                \
-    EACH_##m(TIMES) for (size_t i = 0; i < m; ++i)                                        \
-        memcpy(x + i * part, r + i, part * sizeof(T));                                    \
+/* H_m of m = 2 h vectors that are `from` entries apart in src and `to` apart in dst. 12 and 20 are
+ * read into registers first. 28 do not fit: they are read twice, so that dst must be other memory, one
+ * half after the other, and in a function of their own, where no others want the registers. */
+#define DEFINE_HALVES(m, h)                                                                     \
+  INLINE void NAME(halves_##m)(const T *src, size_t from, T *dst, size_t to) {                  \
+    const V minus_two = (V){0} - 2, one = (V){0} + 1;                                           \
+    V p[h], sum, all;                                                                           \
+    (void)one;                                                                                  \
+    EACH_##h(SUM_OF_##h) sum = SUM_##h, all = sum + p[0];                                       \
+    STORE(dst, sum + (A(0) - B_##h(0)));                                                        \
+    AFTER_FIRST_##h(UPPER_##h)                                                                  \
+    EACH_##h(DIFFERENCE_OF_##h) sum = SUM_##h, all = sum + p[0];                                \
+    STORE(dst + h * to, sum - (A(0) + B_##h(0)));                                               \
+    AFTER_FIRST_##h(LOWER_##h)                                                                  \
   }
-DEFINE_HADAMARD(12, 6)
-DEFINE_HADAMARD(20, 10)
-DEFINE_HADAMARD(28, 14)
+DEFINE_HALVES(12, 6)
+DEFINE_HALVES(20, 10)
+DEFINE_HALVES(28, 14)
 
-INLINE void NAME(combine)(T *x, size_t order, size_t part, size_t begin, size_t end, T scale) {
-  if (order == 12) NAME(combine_12)(x, part, begin, end, scale);
-  if (order == 20) NAME(combine_20)(x, part, begin, end, scale);
-  if (order == 28) NAME(combine_28)(x, part, begin, end, scale);
+#define READ(i) r[i] = LOAD(src + (i) * from);
+INLINE void NAME(hadamard_12)(const T *src, size_t from, T *dst, size_t to) {
+  V r[12];
+  EACH_12(READ) NAME(halves_12)((const T *)r, LANES, dst, to);
+}
+INLINE void NAME(hadamard_20)(const T *src, size_t from, T *dst, size_t to) {
+  V r[20];
+  EACH_20(READ) NAME(halves_20)((const T *)r, LANES, dst, to);
+}
+static __attribute__((noinline)) void NAME(hadamard_28)(const T *src, size_t from, T *dst, size_t to) {
+  NAME(halves_28)(src, from, dst, to);
 }
 
-INLINE void NAME(combine_short)(T *x, size_t order, size_t part, T scale) {
-  if (order == 12) NAME(combine_short_12)(x, part, scale);
-  if (order == 20) NAME(combine_short_20)(x, part, scale);
-  if (order == 28) NAME(combine_short_28)(x, part, scale);
+#define DEFINE_COMBINE(m)                                                                       \
+  /* Columns [begin, end) of m parts of `part` entries. In place if dst is src. */              \
+  static void NAME(combine_##m)(const T *src, T *dst, size_t part, size_t begin, size_t end) {  \
+    for (size_t j = begin; j < end; j += LANES) {                                               \
+      V r[m];                                                                                   \
+      if (m < 28 || src != dst) {                                                               \
+        NAME(hadamard_##m)(src + j, part, dst + j, part);                                       \
+        continue;                                                                               \
+      }                                                                                         \
+      NAME(hadamard_##m)(src + j, part, (T *)r, LANES);                                         \
+      for (size_t i = 0; i < m; ++i) STORE(dst + j + i * part, r[i]);                           \
+    }                                                                                           \
+  }                                                                                             \
+  /* m parts that are shorter than a vector. */                                                 \
+  static void NAME(combine_short_##m)(const T *src, T *dst, size_t part) {                      \
+    V r[m] = {{0}}, sums[m];                                                                    \
+    for (size_t i = 0; i < m; ++i) memcpy(r + i, src + i * part, part * sizeof(T));             \
+    NAME(hadamard_##m)((const T *)r, LANES, (T *)sums, LANES);                                  \
+    for (size_t i = 0; i < m; ++i) memcpy(dst + i * part, sums + i, part * sizeof(T));          \
+  }
+DEFINE_COMBINE(12)
+DEFINE_COMBINE(20)
+DEFINE_COMBINE(28)
+
+INLINE void NAME(combine)(const T *src, T *dst, size_t order, size_t part, size_t begin, size_t end) {
+  if (order == 12) NAME(combine_12)(src, dst, part, begin, end);
+  if (order == 20) NAME(combine_20)(src, dst, part, begin, end);
+  if (order == 28) NAME(combine_28)(src, dst, part, begin, end);
+}
+
+INLINE void NAME(combine_short)(const T *src, T *dst, size_t order, size_t part) {
+  if (order == 12) NAME(combine_short_12)(src, dst, part);
+  if (order == 20) NAME(combine_short_20)(src, dst, part);
+  if (order == 28) NAME(combine_short_28)(src, dst, part);
 }
 
 /* Contiguous rows of any size, H(src) * factor -> dst. `scratch` is for powers of two. */
@@ -101,24 +136,25 @@ static void NAME(rows)(const void *from, void *to, size_t rows, size_t size, dou
   const T *src = from;
   T *dst = to;
   for (size_t row = 0; row < rows; ++row, src += size, dst += size) {
-    NAME(power_rows)(src, dst, order, part, 1, NULL);
     if (part < LANES)
-      NAME(combine_short)(dst, order, part, (T)factor);
+      NAME(combine_short)(src, dst, order, part);
     else
-      NAME(combine)(dst, order, part, 0, part, (T)factor);
+      NAME(combine)(src, dst, order, part, 0, part);
+    NAME(power_rows)(dst, dst, order, part, factor, NULL);
   }
 }
 
-/* A share of one long row, split in m parts or, of a power of two, in eight: first the parts, then
- * (second phase) columns of the parts. Used to spread a single row over threads. */
-static void NAME(row_part)(const void *from, void *to, size_t size, size_t part) {
+/* A share of one long row, to spread it over threads: a part, of m or of eight for a power of two,
+ * and columns of all parts. A power of two has its parts first, in which `scale` is 1. */
+static void NAME(row_part)(const void *from, void *to, size_t size, size_t part, double scale) {
   const size_t order = order_of(size), entries = size / (order == 1 ? 8 : order), at = part * entries;
-  NAME(long_row)((const T *)from + at, (T *)to + at, entries, 1);
+  NAME(long_row)((const T *)from + at, (T *)to + at, entries, (T)scale);
 }
-static void NAME(row_columns)(void *to, size_t size, size_t begin, size_t end, double scale) {
+static void NAME(row_columns)(const void *from, void *to, size_t size, size_t begin, size_t end,
+                              double scale) {
   const size_t order = order_of(size);
   if (order == 1)
     NAME(top_pass)(to, size / 8, 8, begin, end, (T)scale);
   else
-    NAME(combine)(to, order, size / order, begin, end, (T)scale);
+    NAME(combine)(from, to, order, size / order, begin, end);
 }

@@ -236,13 +236,10 @@ INLINE const NAME(low_passes) * NAME(low_of)(size_t size) {
 
 #define GRAD_OF_GAIN(i) d[i] = u[i] * r[i] * norm;
 
-/* The levels from size / n up: butterflies, or H_n */
+/* The levels from size / n up */
 #define TOP_2 PAIRS_2(SPREAD_PAIR)
 #define TOP_4 PAIRS_4(SPREAD_PAIR)
 #define TOP_8 PAIRS_8(SPREAD_PAIR)
-#define TOP_12 NAME(hadamard_12)(r);
-#define TOP_20 NAME(hadamard_20)(r);
-#define TOP_28 NAME(hadamard_28)(r);
 
 /* work = top(g * top(work)) */
 #define DEFINE_TOP_FORWARD(n)                                                                \
@@ -276,15 +273,36 @@ INLINE const NAME(low_passes) * NAME(low_of)(size_t size) {
 DEFINE_TOP_FORWARD(2)
 DEFINE_TOP_FORWARD(4)
 DEFINE_TOP_FORWARD(8)
-DEFINE_TOP_FORWARD(12)
-DEFINE_TOP_FORWARD(20)
-DEFINE_TOP_FORWARD(28)
 DEFINE_TOP_BACKWARD(2)
 DEFINE_TOP_BACKWARD(4)
 DEFINE_TOP_BACKWARD(8)
-DEFINE_TOP_BACKWARD(12)
-DEFINE_TOP_BACKWARD(20)
-DEFINE_TOP_BACKWARD(28)
+
+/* The same where the top is H_n; what it takes and gives lies in a buffer. */
+#define DEFINE_ORDER_TOP(n)                                                                  \
+  static void NAME(top_forward_##n)(T * work, const T *gain, size_t size) {                  \
+    const size_t stride = size / n;                                                          \
+    for (size_t at = 0; at < stride; at += LANES) {                                          \
+      V r[n];                                                                                \
+      NAME(hadamard_##n)(work + at, stride, (T *)r, LANES);                                  \
+      EACH_##n(TIMES_G) NAME(hadamard_##n)((const T *)r, LANES, work + at, stride);          \
+    }                                                                                        \
+  }                                                                                          \
+  static void NAME(top_backward_##n)(T * work_u, T * work_v, const T *gain, size_t size,     \
+                                     T norm, const NAME(gradients) * q) {                    \
+    const size_t stride = size / n;                                                          \
+    OPEN_GRADIENTS(q)                                                                        \
+    for (size_t at = 0; at < stride; at += LANES) {                                          \
+      V r[n], u[n], d[n];                                                                    \
+      NAME(hadamard_##n)(work_u + at, stride, (T *)u, LANES);                                \
+      EACH_##n(T_OF_U) NAME(hadamard_##n)((const T *)r, LANES, work_u + at, stride);         \
+      NAME(hadamard_##n)(work_v + at, stride, (T *)r, LANES);                                \
+      EACH_##n(GRAD_OF_GAIN) TAKE_GRAD_G(EACH_##n)                                           \
+      EACH_##n(TIMES_G) NAME(hadamard_##n)((const T *)r, LANES, work_v + at, stride);        \
+    }                                                                                        \
+  }
+DEFINE_ORDER_TOP(12)
+DEFINE_ORDER_TOP(20)
+DEFINE_ORDER_TOP(28)
 
 /* How many parts of a row of more than one block the pass with g combines: m of m 2^k; of 2^k eight
  * where that makes the number of passes smaller, for they need more registers than there may be. */
