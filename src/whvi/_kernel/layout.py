@@ -23,14 +23,31 @@ from whvi.errors import ShapeError
 Shape = tuple[int, ...]
 
 
-class BlockPlan(NamedTuple):
-    """How an ``in_features`` × ``out_features`` map is made of ``D × D`` blocks, ``D = 2**d``.
+_LEAST_ODD_BLOCK = 256  # inputs from which a block need not be a power of two
+_LEAST_BLOCK_OF_28 = 3584  # combining 28 parts takes longer than the padding of smaller blocks
 
-    - **stacked** (the usual case): the input is padded with zeros to ``D``, the smallest power of
-      two that holds it; ``K`` independent blocks share that input, and the last one is trimmed:
-      ``y = [W_1 x; …; W_K x][:out_features]``.
+
+def block_size_for(num_features: int) -> int:
+    """Return the size of a block that takes ``num_features``: the fastest, hence the smallest.
+
+    From 257 on that is ``m · 2**k`` with ``m`` 1, 12 or 20, and 28 for large blocks (section
+    ``orders`` of the benchmarks); below, the next power of two.
+    """
+    order = next_hadamard_order(num_features)
+    too_small = hadamard_factor(order) == 28 and order < _LEAST_BLOCK_OF_28
+    if num_features < _LEAST_ODD_BLOCK or too_small:
+        return next_power_of_two(num_features)
+    return order
+
+
+class BlockPlan(NamedTuple):
+    """How an ``in_features`` × ``out_features`` map is made of ``D × D`` blocks.
+
+    - **stacked** (the usual case): the input is padded with zeros to ``D``, see
+      :func:`block_size_for`; ``K`` independent blocks share that input, and the last one is
+      trimmed: ``y = [W_1 x; …; W_K x][:out_features]``.
     - **column** (one side is 1): the single column or row of ``n`` weights is the leading part of
-      ``vec(W)`` of one block with ``D² ≥ n``: ``O(√n)`` parameters for ``n`` weights.
+      ``vec(W)`` of one block with ``D² ≥ n``, ``D = 2**d``: ``O(√n)`` parameters for ``n`` weights.
     """
 
     in_features: int
@@ -47,7 +64,7 @@ class BlockPlan(NamedTuple):
         if min(in_features, out_features) == 1 and max(in_features, out_features) > 1:
             root = math.isqrt(max(in_features, out_features) - 1) + 1  # ⌈√n⌉ without floats
             return cls(in_features, out_features, next_power_of_two(root), 1, True)
-        size = next_power_of_two(in_features)
+        size = block_size_for(in_features)
         return cls(in_features, out_features, size, -(-out_features // size), False)
 
     @property

@@ -5,8 +5,8 @@ The input is cut into ``J`` slices, each of which has structured blocks of its o
     W x = Σ_j W_j x_j,   W_j = [W_j1; …; W_jK],   W_jk = diag(s1_jk) H diag(g_jk) H diag(s2_jk).
 
 Blocks are smaller by a factor ``J`` and there are up to ``J²`` times as many, so that parameters
-grow as ``J`` and time hardly at all. Widths that are not powers of two need less padding or none:
-``384 = 3 · 128``. The vectors of all blocks lie one after the other, slices first.
+grow as ``J`` and time hardly at all. Widths that are not a size of a transform need less padding or
+none: ``192 = 3 · 64``. The vectors of all blocks lie one after the other, slices first.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from whvi._checks import check_positive_int, next_power_of_two
+from whvi._checks import check_positive_int
 from whvi._kernel.backend import is_vmapped
-from whvi._kernel.layout import BlockPlan
+from whvi._kernel.layout import BlockPlan, block_size_for
 from whvi._kernel.product import block_linear, noisy_block_linear
 from whvi.errors import ConfigError
 from whvi.functional import dense_matrix
@@ -70,7 +70,7 @@ class GridMatrix(RandomMatrix):
                 f"got {num_blocks}"
             )
         width = -(-in_features // num_blocks)
-        size = next_power_of_two(width)
+        size = block_size_for(width)
         self.plan = BlockPlan(width, out_features, size, -(-out_features // size), False)
         self.num_slices = -(-in_features // width)
         self.in_features, self.out_features = in_features, out_features

@@ -1,6 +1,7 @@
 r"""The structured matrix with Gaussian posteriors over its scales: ``s1``, ``g`` and ``s2`` random.
 
-``W[i, j] = s1[i] c[i ^ j] s2[j]`` with independent ``s1``, ``s2`` and ``c = D**-0.5 H g``, so that
+``W[i, j] = s1[i] c[i ^ j] s2[j]`` with independent ``s1``, ``s2`` and ``c = D**-0.5 H g`` (where
+``D`` is no power of two, ``c[i, j]`` of ``H diag(g) H`` instead), so that
 
     E[W] = E[s1] E[c] E[s2]      E[W W'] = E[s1 s1'] E[c c'] E[s2 s2']
 
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from whvi._checks import is_power_of_two
 from whvi._kernel.layout import BlockPlan
 from whvi._kernel.product import block_linear
 from whvi.functional import dense_matrix, structured_product
@@ -31,7 +33,7 @@ from whvi.posteriors import DiagonalGaussian, Posterior, PosteriorFactory, make_
 from whvi.posteriors.base import samples_first
 from whvi.priors import FixedPrior, Prior, PriorFactory, make_prior
 from whvi.sampling import MeanWeights, Sampler, insert_inner_axes
-from whvi.transforms import fwht
+from whvi.transforms import fwht, hadamard_matrix
 
 
 @final
@@ -194,16 +196,28 @@ class RandomScalesMatrix(RandomMatrix):
             insert_inner_axes(self._blocks(q.variance), *over)
             for q in (self.s1_posterior, self.s2_posterior)
         )
-        x, ones = self._padded(x), torch.ones_like(self._blocks(self.s1))
+        x = self._padded(x)
         u = fwht(s2 * x)
         t = fwht(g * u)
-        var_c = insert_inner_axes(product_variance(ones, self.posterior, over[0], 0), *over)
-        squares = (fwht(g).square() + var_c) / self.plan.block_size  # E[c²]
         spread = product_variance(u, self.posterior, *over[:2])
-        spread = spread + _dyadic_convolution(v2 * x.square(), squares)
+        spread = spread + self._through_squares(v2 * x.square(), g, over)
         variance = s1.square() * spread + v1 * (t.square() + spread)
         mean, variance = (v.flatten(-2)[..., : self.out_features] for v in (s1 * t, variance))
         return OutputMoments(mean, variance)
+
+    def _through_squares(self, a: Tensor, g: Tensor, over: tuple[int, int, int]) -> Tensor:
+        """Return ``Σ_j a[j] E[c[i ^ j]²]``; for other sizes than ``2**d`` of ``(H diag(g) H)[i, j]``."""
+        size = self.plan.block_size
+        if is_power_of_two(size):
+            ones = torch.ones_like(self._blocks(self.s1))
+            variance = product_variance(ones, self.posterior, over[0], 0)
+            squares = (fwht(g).square() + insert_inner_axes(variance, *over)) / size
+            return _dyadic_convolution(a, squares)
+        H = hadamard_matrix(size, dtype=a.dtype, device=a.device)
+        mean = fwht(self._blocks(self.posterior.mean).unsqueeze(over[0]) * H.unsqueeze(-2))
+        variance = product_variance(H.unsqueeze(-2), self.posterior, over[0], 1)
+        squares = (mean.square() + variance).transpose(-2, -3)  # (*batch, K, D, D)
+        return torch.einsum("...kj,...kji->...ki", a, insert_inner_axes(squares, *over[:2], 3))
 
     def _column_moments(self, x: Tensor) -> OutputMoments:
         mean, covariance = self.moments()

@@ -1,7 +1,7 @@
 r"""The structured matrix ``W = diag(s1) H diag(g) H diag(s2)``, ``g ~ q(g)`` (equation 2).
 
-``s1`` and ``s2`` are optimised; ``g`` has a posterior and a prior. Other shapes than a square power
-of two follow a :class:`~whvi._kernel.layout.BlockPlan` of ``K`` blocks of size ``D``, whose vectors
+``s1`` and ``s2`` are optimised; ``g`` has a posterior and a prior. Other shapes than a square of a
+size of the transform follow a :class:`~whvi._kernel.layout.BlockPlan` of ``K`` blocks of size ``D``, whose vectors
 lie one after the other; a single row or column of weights is ``vec(W)``.
 """
 
@@ -211,8 +211,8 @@ def check_num_weights(num_weights: int) -> None:
 def product_variance(u: Tensor, posterior: Posterior, batch_ndim: int, inner_ndim: int) -> Tensor:
     """Return the variances of ``H(g u)`` for ``u (*batch, *inner, K, D)``; 1 wide if all are equal.
 
-    With ``b[d] = Σ_k u_k u_{k^d} Σ[k, k^d]`` they are ``D**-0.5 H b``; for a diagonal ``Σ`` only
-    ``b[0] = Σ_k u_k² σ_k²`` remains.
+    They are the diagonal of ``H diag(u) Σ diag(u) H``; for a diagonal ``Σ`` all are the mean of
+    ``u_k² σ_k²``.
     """
     if isinstance(posterior, DiagonalGaussian):
         variances = insert_inner_axes(
@@ -222,5 +222,4 @@ def product_variance(u: Tensor, posterior: Posterior, batch_ndim: int, inner_ndi
     covariance = insert_inner_axes(posterior.covariance(), batch_ndim, inner_ndim, 3)
     products = u.unsqueeze(-1) * covariance * u.unsqueeze(-2)
     ones = torch.ones(u.shape[-1], dtype=u.dtype, device=u.device)
-    # column_features of a square with s1 = s2 = 1 is D**-0.5 H b
     return column_features(products.flatten(-2), ones, ones)
