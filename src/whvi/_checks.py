@@ -35,16 +35,18 @@ def hadamard_factor(size: int) -> int:
 
 def next_hadamard_order(size: int) -> int:
     """Return the smallest size of a transform that is at least ``size``."""
-    step = max(next_power_of_two(size) // 8, 1)  # orders in (2**k, 2**(k+1)] are 5, 6, 7, 8 eighths
-    found = -(-max(size, 1) // step) * step
-    return found if hadamard_factor(found) else next_power_of_two(size)
+    return min(order for order in _orders_around(size) if order >= size)
+
+
+def _orders_around(size: int) -> list[int]:
+    power = next_power_of_two(size)
+    return [n for n in (power * eighths // 8 for eighths in range(4, 9)) if hadamard_factor(n)]
 
 
 def refused_order(size: int) -> str:
     """Say which sizes a transform takes, and which of them are next to ``size``."""
-    above = next_hadamard_order(size)
-    below = next((n for n in range(size - 1, 0, -1) if hadamard_factor(n)), above)
-    nearest = f"{below} and {above}" if below < above else f"{above}"
+    below = [f"{order} and " for order in _orders_around(size) if order < size]
+    nearest = f"{below[-1] if below else ''}{next_hadamard_order(size)}"
     return f"m · 2**k with m = 1, 12, 20 or 28, got size {size} (nearest: {nearest})"
 
 

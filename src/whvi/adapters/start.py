@@ -5,9 +5,9 @@ of the three vectors given, least squares has a closed form in the third, such a
 
     c[d] = Σ_{i ^ j = d} s1[i] W[i, j] s2[j]  /  Σ_{i ^ j = d} s1[i]² s2[j]²,
 
-and taking turns never increases the error. Blocks of other sizes than ``2**d`` have normal equations
-for ``g`` in the place of this one. ``3 D`` numbers cannot hold ``D²`` weights that have no
-structure: of independent ones, blocks of ``D`` explain a share of about ``3 / D``.
+and taking turns never increases the error. Blocks of other sizes than ``2**d`` have normal
+equations for ``g`` in its place. ``3 D`` numbers cannot hold ``D²`` weights that have no structure:
+of independent ones, blocks of ``D`` explain a share of about ``3 / D``.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ def general_least_squares(weights: Tensor, mask: Tensor) -> tuple[Tensor, Tensor
 
 
 def _solve_for_g(weights: Tensor, s1: Tensor, s2: Tensor) -> Tensor:
-    """Solve ``(A ∘ B) g = diag(H diag(s1) W diag(s2) H)``, ``A = H diag(s1²) H``, ``B`` of ``s2``."""
+    """Solve ``(A ∘ B) g = diag(H diag(s1) W diag(s2) H)``, ``A = H diag(s1²) H``, ``B`` alike."""
     ones = torch.ones_like(s1)
     gram = dense_matrix(ones, s1.square(), ones) * dense_matrix(ones, s2.square(), ones)
     ridge = torch.finfo(gram.dtype).eps * gram.diagonal(dim1=-2, dim2=-1)

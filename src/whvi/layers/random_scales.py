@@ -206,7 +206,7 @@ class RandomScalesMatrix(RandomMatrix):
         return OutputMoments(mean, variance)
 
     def _through_squares(self, a: Tensor, g: Tensor, over: tuple[int, int, int]) -> Tensor:
-        """Return ``Σ_j a[j] E[c[i ^ j]²]``; for other sizes than ``2**d`` of ``(H diag(g) H)[i, j]``."""
+        """Return ``Σ_j a[j] E[c[i ^ j]²]`` or, if ``D`` is no power of two, of ``c[i, j]``."""
         size = self.plan.block_size
         if is_power_of_two(size):
             ones = torch.ones_like(self._blocks(self.s1))

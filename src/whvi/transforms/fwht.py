@@ -27,8 +27,8 @@ def fwht(x: Tensor, *, dim: int = -1, normalize: bool = True, out: Tensor | None
     ``m · 2**k`` with ``m`` 12, 20 or 28 have the matrix of :func:`whvi.transforms.hadamard_matrix`.
 
     Args:
-        x: Any shape; the size ``D`` of ``dim`` is ``m · 2**k``, ``m`` 1, 12, 20 or 28. float32 and float64 are native;
-            float16 and bfloat16 are computed in float32.
+        x: Any shape; the size ``D`` of ``dim`` is ``m · 2**k`` with ``m`` 1, 12, 20 or 28. float32
+            and float64 are native; float16 and bfloat16 are computed in float32.
         dim: The dimension to transform.
         normalize: Scale by ``D**-0.5`` (orthonormal). Without it entries grow up to ``D``-fold.
         out: Where to write the result: same shape, dtype and device. Not differentiable.

@@ -1,8 +1,8 @@
 """The transform in plain torch, for any device: ``H`` as a Kronecker product of small matrices.
 
 ``H_{ab} = H_a ⊗ H_b``: reshape a row of ``D`` entries to a box whose sides are at most 64 and
-multiply along each side. ``D = 2**k`` is a product of Sylvester's ``[[1, 1], [1, -1]]``; other sizes
-``m · 2**k`` begin with a Paley matrix of order ``m = 12, 20, 28``, symmetric like the others.
+multiply along each side. ``D = 2**k`` is a product of Sylvester's ``[[1, 1], [1, -1]]``; other
+sizes ``m · 2**k`` begin with a Paley matrix of order ``m = 12, 20, 28``, symmetric like the others.
 """
 
 from __future__ import annotations
