@@ -31,6 +31,7 @@ kernel = Extension(
             "exponential",
             "gaussian",
             "column",
+            "reflections",
         )
     ],
     define_macros=[("Py_LIMITED_API", "0x030A0000")],

@@ -16,6 +16,8 @@
 
 #include "column.h"
 
+#include "reflections.h"
+
 #undef V
 #undef LOAD
 #undef STORE
@@ -37,6 +39,7 @@
 #undef LANE_2
 #undef LANE_4
 #undef LANE_8
+#undef LANE_LEVELS
 #undef BLOCK
 #undef LEAF
 #undef SHORT_ROWS_BLOCK
