@@ -10,9 +10,11 @@
 
 #define LANE_LEVELS (LANES == 16 ? 4 : LANES == 8 ? 3 : LANES == 4 ? 2 : 1)
 
-/* Rows that go through the levels together: v and, backward, their gradients g. */
+/* Rows that go through the levels together: v and, backward, their gradients g. The first pass reads
+ * them from elsewhere. */
 typedef struct {
   T *v, *g;
+  const T *from_v, *from_g;
   const T *cosines, *sines; /* (levels, size / 2) */
   const T *lanes;           /* (LANE_LEVELS, 2, size): cosines with signs, sines */
   T *sums, *lane_sums;      /* gradients of angles: (levels, size / 2), (LANE_LEVELS, size) */
@@ -22,20 +24,20 @@ typedef struct {
 #define REFLECT(v, i, j, c, s)                      \
   {                                                 \
     const V first = FMA(s, v[j], c * v[i]);         \
-    v[j] = s * v[i] - c * v[j];                     \
+    v[j] = FMA(s, v[i], -(c * v[j]));               \
     v[i] = first;                                   \
   }
 #define REFLECT_PAIR(k, i, j)                                     \
   {                                                               \
     if (backward) {                                               \
-      d[k] = FMA(g[j], v[i], d[k]) - g[i] * v[j];                 \
+      d[k] = FMA(-g[i], v[j], FMA(g[j], v[i], d[k]));             \
       REFLECT(g, i, j, c[k], s[k])                                \
     }                                                             \
     REFLECT(v, i, j, c[k], s[k])                                  \
   }
 
 /* Levels l and, with radix 4, l + 1; the other way round if `reverse`. */
-INLINE void NAME(reflect_pass)(const NAME(rows_of_levels) * t, int l, const int radix, const int reverse,
+INLINE void NAME(reflect_pass)(NAME(rows_of_levels) * t, int l, const int radix, const int reverse,
                                const int backward) {
   const int64_t h = (int64_t)1 << l, half = t->size / 2;
   const T *cosines = t->cosines + l * half, *sines = t->sines + l * half;
@@ -48,9 +50,11 @@ INLINE void NAME(reflect_pass)(const NAME(rows_of_levels) * t, int l, const int 
       V c[4], s[4], d[4] = {{0}};
       for (int k = 0; k < num; ++k) c[k] = LOAD(cosines + places[k]), s[k] = LOAD(sines + places[k]);
       for (int64_t row = 0; row < t->rows; ++row) {
-        T *const x = t->v + row * t->size + i, *const y = backward ? t->g + row * t->size + i : x;
+        const int64_t place = row * t->size + i;
         V v[4], g[4];
-        for (int k = 0; k < radix; ++k) v[k] = LOAD(x + k * h), g[k] = LOAD(y + k * h);
+        for (int k = 0; k < radix; ++k) v[k] = LOAD(t->from_v + place + k * h);
+        if (backward)
+          for (int k = 0; k < radix; ++k) g[k] = LOAD(t->from_g + place + k * h);
         if (radix == 4 && reverse) {
           REFLECT_PAIR(2, 0, 2) REFLECT_PAIR(3, 1, 3)
         }
@@ -59,9 +63,9 @@ INLINE void NAME(reflect_pass)(const NAME(rows_of_levels) * t, int l, const int 
         if (radix == 4 && !reverse) {
           REFLECT_PAIR(2, 0, 2) REFLECT_PAIR(3, 1, 3)
         }
-        for (int k = 0; k < radix; ++k) STORE(x + k * h, v[k]);
+        for (int k = 0; k < radix; ++k) STORE(t->v + place + k * h, v[k]);
         if (backward)
-          for (int k = 0; k < radix; ++k) STORE(y + k * h, g[k]);
+          for (int k = 0; k < radix; ++k) STORE(t->g + place + k * h, g[k]);
       }
       if (backward)
         for (int k = 0; k < num; ++k) {
@@ -69,6 +73,7 @@ INLINE void NAME(reflect_pass)(const NAME(rows_of_levels) * t, int l, const int 
           STORE(sum, LOAD(sum) + d[k]);
         }
     }
+  t->from_v = t->v, t->from_g = t->g;
 }
 
 #define LANE_REFLECT(k, SWAP)                             \
@@ -81,21 +86,21 @@ INLINE void NAME(reflect_pass)(const NAME(rows_of_levels) * t, int l, const int 
   }
 
 /* The levels inside a vector. The sum of lane i is grad[partner] * v, of which a pair has two. */
-INLINE void NAME(reflect_lanes)(const NAME(rows_of_levels) * t, const int reverse, const int backward) {
+INLINE void NAME(reflect_lanes)(NAME(rows_of_levels) * t, const int reverse, const int backward) {
   for (int64_t i = 0; i < t->size; i += LANES) {
     V c[4], s[4], d[4] = {{0}};
     for (int k = 0; k < LANE_LEVELS; ++k)
       c[k] = LOAD(t->lanes + 2 * k * t->size + i), s[k] = LOAD(t->lanes + (2 * k + 1) * t->size + i);
     for (int64_t row = 0; row < t->rows; ++row) {
-      T *const x = t->v + row * t->size + i, *const y = backward ? t->g + row * t->size + i : x;
-      V v = LOAD(x), g = LOAD(y);
+      const int64_t place = row * t->size + i;
+      V v = LOAD(t->from_v + place), g = backward ? LOAD(t->from_g + place) : v;
       if (reverse) {
         LANE_REFLECT(3, SWAP_8) LANE_REFLECT(2, SWAP_4) LANE_REFLECT(1, SWAP_2) LANE_REFLECT(0, SWAP_1)
       } else {
         LANE_REFLECT(0, SWAP_1) LANE_REFLECT(1, SWAP_2) LANE_REFLECT(2, SWAP_4) LANE_REFLECT(3, SWAP_8)
       }
-      STORE(x, v);
-      if (backward) STORE(y, g);
+      STORE(t->v + place, v);
+      if (backward) STORE(t->g + place, g);
     }
     if (backward)
       for (int k = 0; k < LANE_LEVELS; ++k) {
@@ -103,10 +108,11 @@ INLINE void NAME(reflect_lanes)(const NAME(rows_of_levels) * t, const int revers
         STORE(sum, LOAD(sum) + d[k]);
       }
   }
+  t->from_v = t->v, t->from_g = t->g;
 }
 
 /* All levels, upwards or (reverse) downwards; an odd one among the high levels is the first of them. */
-INLINE void NAME(reflect)(const NAME(rows_of_levels) * t, const int reverse, const int backward) {
+INLINE void NAME(reflect)(NAME(rows_of_levels) * t, const int reverse, const int backward) {
   const int levels = __builtin_ctzll((unsigned long long)t->size), odd = (levels - LANE_LEVELS) & 1;
   if (!reverse) {
     NAME(reflect_lanes)(t, 0, backward);
@@ -131,9 +137,9 @@ static void NAME(spread_lanes)(const void *cosines, const void *sines, int64_t s
   }
 }
 
-/* Rows that fit the first-level cache together, but two at least. */
+/* Rows that fit half of the first-level cache together, but two at least. */
 INLINE int64_t NAME(group_rows)(int64_t size, int arrays) {
-  const int64_t fit = (int64_t)LEAF / (arrays * size);
+  const int64_t fit = (int64_t)LEAF / (2 * arrays * size);
   return fit > 8 ? 8 : fit < 2 ? 2 : fit;
 }
 
@@ -156,8 +162,7 @@ static void NAME(levels_task)(const Levels *a, int64_t index, void *scratch) {
   (void)scratch;
   for (int64_t n = begin; n < end; n += t.rows) {
     t.rows = end - n < most ? end - n : most;
-    t.v = (T *)a->y + n * a->size;
-    memcpy(t.v, (const T *)a->x + n * a->size, (size_t)(t.rows * a->size) * sizeof(T));
+    t.v = (T *)a->y + n * a->size, t.from_v = (const T *)a->x + n * a->size;
     if (a->reverse)
       NAME(reflect)(&t, 1, 0);
     else
@@ -176,10 +181,8 @@ static void NAME(levels_backward_task)(const Levels *a, int64_t index, void *scr
   memset(t.sums, 0, (size_t)(a->levels * half) * sizeof(T));
   for (int64_t n = begin; n < end; n += t.rows) {
     t.rows = end - n < most ? end - n : most;
-    const size_t bytes = (size_t)(t.rows * a->size) * sizeof(T);
     t.g = (T *)a->grad_x + n * a->size;
-    memcpy(t.v, (const T *)a->y + n * a->size, bytes);
-    memcpy(t.g, (const T *)a->x + n * a->size, bytes);
+    t.from_v = (const T *)a->y + n * a->size, t.from_g = (const T *)a->x + n * a->size;
     if (a->reverse)
       NAME(reflect)(&t, 0, 1);
     else
