@@ -5,9 +5,10 @@ of the three vectors given, least squares has a closed form in the third, such a
 
     c[d] = Σ_{i ^ j = d} s1[i] W[i, j] s2[j]  /  Σ_{i ^ j = d} s1[i]² s2[j]²,
 
-and taking turns never increases the error. With another transform ``M(g)[i, j]`` stands in the
-place of ``c[i ^ j]``, and ``g`` is found by conjugate gradients. ``3 D`` numbers cannot hold ``D²``
-weights that have no structure: of independent ones, blocks of ``D`` explain about ``3 / D``.
+and taking turns never increases the error. With another transform, or blocks of another size than
+``2**d``, ``M(g)[i, j]`` stands in the place of ``c[i ^ j]``, and ``g`` is found by conjugate
+gradients. ``3 D`` numbers cannot hold ``D²`` weights that have no structure: of independent ones,
+blocks of ``D`` explain a share of about ``3 / D``.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import math
 import torch
 from torch import Tensor
 
+from whvi._checks import is_power_of_two
 from whvi._kernel.column import xor_table
 from whvi.errors import ConfigError
 from whvi.functional import dense_matrix
@@ -63,7 +65,7 @@ def start_at(layer: RandomAffine, weight: Tensor, bias: Tensor | None) -> float:
     rows = weight.to(matrix.s1.dtype).reshape(
         *matrix.batch_shape, matrix.out_features, matrix.in_features
     )
-    if isinstance(matrix.mixing, Hadamard):
+    if isinstance(matrix.mixing, Hadamard) and is_power_of_two(matrix.plan.block_size):
         s1, c, s2 = least_squares(*_blocks(matrix, rows))
         g = fwht(c) * math.sqrt(c.shape[-1])
     else:
