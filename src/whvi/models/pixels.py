@@ -80,16 +80,16 @@ class CategoricalPixels(PixelModel):
         self.per_pixel = num_levels
 
     def log_prob(self, f: Tensor, x: Tensor) -> Tensor:
-        log_probs = f.unflatten(-1, (-1, self.per_pixel)).log_softmax(-1)
-        levels = self._levels(x).unsqueeze(-1).expand(*log_probs.shape[:-1], 1)
-        return log_probs.gather(-1, levels).squeeze(-1).sum(-1)
+        log_probs = self._by_level(f).log_softmax(-1)
+        levels = (x * (self.per_pixel - 1)).round().long().expand(log_probs.shape[:-1])
+        return log_probs.gather(-1, levels.unsqueeze(-1)).squeeze(-1).sum(-1)
 
     def mean(self, f: Tensor) -> Tensor:
         values = torch.linspace(0, 1, self.per_pixel, dtype=f.dtype, device=f.device)
-        return f.unflatten(-1, (-1, self.per_pixel)).softmax(-1) @ values
+        return self._by_level(f).softmax(-1) @ values
 
     def sample(self, f: Tensor, generator: torch.Generator | None) -> Tensor:
-        probs = f.unflatten(-1, (-1, self.per_pixel)).softmax(-1)
+        probs = self._by_level(f).softmax(-1)
         levels = torch.multinomial(probs.flatten(0, -2), 1, generator=generator)
         return levels.view(probs.shape[:-1]).to(f.dtype) / (self.per_pixel - 1)
 
@@ -99,8 +99,8 @@ class CategoricalPixels(PixelModel):
         possible = is_level & (x >= 0) & (x <= 1)
         _check_pixels(x, possible, f"one of {self.per_pixel} levels 0, …, 1 at equal distances")
 
-    def _levels(self, x: Tensor) -> Tensor:
-        return (x * (self.per_pixel - 1)).round().long()
+    def _by_level(self, f: Tensor) -> Tensor:
+        return f.reshape(*f.shape[:-1], -1, self.per_pixel)
 
 
 @final

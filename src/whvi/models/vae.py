@@ -24,7 +24,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, final
+from typing import NamedTuple, final
 
 import torch
 from torch import Tensor, nn
@@ -52,13 +52,13 @@ _ROWS, _LATENTS = 100, 50  # that log_likelihood decodes at once
 class VaeConfig:
     """What defines a :class:`Vae`, apart from its weights; see :func:`vae`."""
 
-    image_shape: tuple[int, ...]
-    hidden: tuple[int, ...]
+    image_shape: Sequence[int]  # sequences are tuples once made
+    hidden: Sequence[int]
     num_latents: int
     layer: str
     decoder: str
     num_levels: int
-    channels: tuple[int, ...]
+    channels: Sequence[int]
     block_size: int
     num_importance: int
 
@@ -66,6 +66,7 @@ class VaeConfig:
         for name in ("num_latents", "block_size", "num_importance"):
             check_positive_int(name, getattr(self, name))
         for name in ("image_shape", "hidden", "channels"):
+            object.__setattr__(self, name, tuple(getattr(self, name)))
             for size in getattr(self, name):
                 check_positive_int(f"every entry of {name}", size)
         if self.layer not in LAYERS:
@@ -78,15 +79,6 @@ class VaeConfig:
                 f"channels {self.channels} need an image_shape (channels, height, width) whose "
                 f"height and width are multiples of {scale}, got {self.image_shape}"
             )
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the fields as plain values, ready for JSON."""
-        return {k: [*v] if isinstance(v, tuple) else v for k, v in dataclasses.asdict(self).items()}
-
-    @classmethod
-    def from_dict(cls, fields: dict[str, Any]) -> VaeConfig:
-        """Undo :meth:`as_dict`."""
-        return cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()})
 
 
 class Latents(NamedTuple):
@@ -221,7 +213,8 @@ class Vae(nn.Module):
     def decode(self, z: Tensor) -> Tensor:
         """Return the mean images of latents ``(..., num_latents)``."""
         check_last_dim("latents", z, self.config.num_latents)
-        return self.pixels.mean(self._outputs(z)).unflatten(-1, self.config.image_shape)
+        images = self.pixels.mean(self._outputs(z))
+        return images.reshape(*z.shape[:-1], *self.config.image_shape)
 
     @torch.no_grad()
     def reconstruct(self, x: Tensor) -> Tensor:
@@ -237,7 +230,8 @@ class Vae(nn.Module):
         like = next(self.parameters())
         with sampling(WeightDraws(None, generator)):
             f = self._outputs(_noise((num_images, self.config.num_latents), like))
-        return self.pixels.sample(f, generator).unflatten(-1, self.config.image_shape)
+        images = self.pixels.sample(f, generator)
+        return images.reshape(num_images, *self.config.image_shape)
 
     def log_likelihood(
         self,
@@ -302,7 +296,11 @@ class Vae(nn.Module):
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write weights and configuration to a sealed safetensors file (:mod:`whvi._files`)."""
-        document = {"format": _FORMAT, "version": _VERSION, "config": self.config.as_dict()}
+        document = {
+            "format": _FORMAT,
+            "version": _VERSION,
+            "config": dataclasses.asdict(self.config),
+        }
         with atomic_write(path) as stream:
             stream.write(seal(self.state_dict(), document))
 
@@ -314,11 +312,12 @@ class Vae(nn.Module):
     def _outputs(self, z: Tensor) -> Tensor:
         """Return the decoder's outputs ``(..., pixels · per_pixel)``."""
         if not self.config.channels:
-            outputs: Tensor = self.decoder(z)
-            return outputs
-        maps = self.decoder(z.reshape(-1, z.shape[-1]))
-        maps = maps.unflatten(1, (-1, self.pixels.per_pixel)).movedim(2, -1)
-        return maps.reshape(*z.shape[:-1], -1)
+            flat: Tensor = self.decoder(z)
+            return flat
+        maps: Tensor = self.decoder(z.reshape(-1, z.shape[-1]))
+        by_level = maps.unflatten(1, (-1, self.pixels.per_pixel)).movedim(2, -1)
+        outputs: Tensor = by_level.reshape(*z.shape[:-1], -1)
+        return outputs
 
     def _check_shape(self, x: Tensor) -> None:
         shape, axes = self.config.image_shape, len(self.config.image_shape)
@@ -375,9 +374,9 @@ def vae(
     """
     return Vae(
         VaeConfig(
-            image_shape=tuple(image_shape), hidden=tuple(hidden), num_latents=num_latents,
-            layer=layer, decoder=decoder, num_levels=num_levels, channels=tuple(channels),
-            block_size=block_size, num_importance=num_importance,
+            image_shape=image_shape, hidden=hidden, num_latents=num_latents, layer=layer,
+            decoder=decoder, num_levels=num_levels, channels=channels, block_size=block_size,
+            num_importance=num_importance,
         )
     )  # fmt: skip
 
@@ -393,7 +392,7 @@ def load_vae(path: str | os.PathLike[str]) -> Vae:
     if (document["format"], document["version"]) != (_FORMAT, _VERSION):
         raise ModelFileError(f"{path}: expected {_FORMAT} {_VERSION}, found {document['format']}")
     try:
-        model = Vae(VaeConfig.from_dict(document["config"]))
+        model = Vae(VaeConfig(**document["config"]))
         model.to(next(iter(tensors.values())).dtype).load_state_dict(tensors)
     except (ConfigError, RuntimeError, StopIteration) as error:
         raise ModelFileError(f"{path}: {error}") from error
