@@ -10,11 +10,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, NamedTuple
 
 from torch import nn
 
+from whvi._checks import check_positive, check_positive_int
+from whvi.errors import ConfigError
 from whvi.layers import MeanFieldConv2d, MeanFieldLinear, WHVIConv2d, WHVILinear
 
 
@@ -31,6 +34,41 @@ LAYERS = {
     "mean_field": LayerKind(MeanFieldLinear, MeanFieldConv2d),
     "dense": LayerKind(nn.Linear, nn.Conv2d),
 }
+
+
+@dataclass(frozen=True, kw_only=True)
+class VaeConfig:
+    """What defines a model apart from its weights; see :func:`whvi.models.vae`."""
+
+    image_shape: Sequence[int]  # sequences are tuples once made
+    hidden: Sequence[int]
+    num_latents: int
+    layer: str
+    decoder: str
+    num_levels: int
+    channels: Sequence[int]
+    block_size: int
+    num_importance: int
+    start_scale: float
+
+    def __post_init__(self) -> None:
+        for name in ("num_latents", "block_size", "num_importance"):
+            check_positive_int(name, getattr(self, name))
+        for name in ("image_shape", "hidden", "channels"):
+            object.__setattr__(self, name, tuple(getattr(self, name)))
+            for size in getattr(self, name):
+                check_positive_int(f"every entry of {name}", size)
+        check_positive("start_scale", self.start_scale)
+        if self.layer not in LAYERS:
+            raise ConfigError(f"layer must be one of {', '.join(LAYERS)}, got {self.layer!r}")
+        scale = 2 ** len(self.channels)
+        if self.channels and (
+            len(self.image_shape) != 3 or any(size % scale for size in self.image_shape[1:])
+        ):
+            raise ConfigError(
+                f"channels {self.channels} need an image_shape (channels, height, width) whose "
+                f"height and width are multiples of {scale}, got {self.image_shape}"
+            )
 
 
 class Builder:

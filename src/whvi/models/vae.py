@@ -22,7 +22,6 @@ import dataclasses
 import math
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, final
 
@@ -34,8 +33,9 @@ from whvi._files import atomic_write, conform, seal, unseal
 from whvi.errors import ConfigError, ModelFileError, ShapeError
 from whvi.layers.protocol import bayesian_layers, kl
 from whvi.likelihoods import Likelihood
-from whvi.models.networks import LAYERS, Builder, decoder_network, encoder_network
+from whvi.models.networks import Builder, VaeConfig, decoder_network, encoder_network
 from whvi.models.pixels import make_pixels
+from whvi.posteriors import DiagonalGaussian
 from whvi.predictive import Predictive
 from whvi.sampling import LocalReparameterization, WeightDraws, current_sampler, sampling
 
@@ -44,41 +44,9 @@ _CONFIG = {
     **{name: [int] for name in ("image_shape", "hidden", "channels")},
     **dict.fromkeys(("num_latents", "num_levels", "block_size", "num_importance"), int),
     **dict.fromkeys(("layer", "decoder"), str),
+    "start_scale": float,
 }
 _ROWS, _LATENTS = 100, 50  # that log_likelihood decodes at once
-
-
-@dataclass(frozen=True, kw_only=True)
-class VaeConfig:
-    """What defines a :class:`Vae`, apart from its weights; see :func:`vae`."""
-
-    image_shape: Sequence[int]  # sequences are tuples once made
-    hidden: Sequence[int]
-    num_latents: int
-    layer: str
-    decoder: str
-    num_levels: int
-    channels: Sequence[int]
-    block_size: int
-    num_importance: int
-
-    def __post_init__(self) -> None:
-        for name in ("num_latents", "block_size", "num_importance"):
-            check_positive_int(name, getattr(self, name))
-        for name in ("image_shape", "hidden", "channels"):
-            object.__setattr__(self, name, tuple(getattr(self, name)))
-            for size in getattr(self, name):
-                check_positive_int(f"every entry of {name}", size)
-        if self.layer not in LAYERS:
-            raise ConfigError(f"layer must be one of {', '.join(LAYERS)}, got {self.layer!r}")
-        scale = 2 ** len(self.channels)
-        if self.channels and (
-            len(self.image_shape) != 3 or any(size % scale for size in self.image_shape[1:])
-        ):
-            raise ConfigError(
-                f"channels {self.channels} need an image_shape (channels, height, width) whose "
-                f"height and width are multiples of {scale}, got {self.image_shape}"
-            )
 
 
 class Latents(NamedTuple):
@@ -155,6 +123,9 @@ class Vae(nn.Module):
         widths = (config.num_latents, *config.hidden[::-1])
         outputs = (shape[0] * self.pixels.per_pixel, *shape[1:])
         self.decoder = decoder_network(build, widths, config.channels[::-1], outputs)
+        for module in self.modules():
+            if isinstance(module, DiagonalGaussian):
+                module.log_scale.data += math.log(config.start_scale)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the log importance weights of images, ``(..., N, K)``.
@@ -353,6 +324,7 @@ def vae(
     channels: Sequence[int] = (),
     block_size: int = 64,
     num_importance: int = 1,
+    start_scale: float = 0.1,
 ) -> Vae:
     """Build a variational autoencoder; the start is drawn from torch's default generator.
 
@@ -368,6 +340,8 @@ def vae(
             default. The decoder doubles the size before each of its own.
         block_size: Of structured layers; smaller blocks are more parameters.
         num_importance: ``K``, latents per image of the training bound.
+        start_scale: Factor on the standard deviations with which layers start: deep in a network
+            their noise adds up, and one that drowns the signal is slow to leave.
 
     Returns:
         A model for ``whvi.fit(model, model.bound(), (x, x), config=...)``.
@@ -376,7 +350,7 @@ def vae(
         VaeConfig(
             image_shape=image_shape, hidden=hidden, num_latents=num_latents, layer=layer,
             decoder=decoder, num_levels=num_levels, channels=channels, block_size=block_size,
-            num_importance=num_importance,
+            num_importance=num_importance, start_scale=start_scale,
         )
     )  # fmt: skip
 
