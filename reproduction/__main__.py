@@ -23,6 +23,9 @@ from reproduction.table1 import reproduce_table1
 from reproduction.table1.paper import DATASETS
 from reproduction.table1.rerun import comparison_table, rerun
 from reproduction.table1.work import PROTOCOLS, ROWS
+from reproduction.vae import reproduce_vae
+from reproduction.vae.data import DATASETS as VAE_DATA
+from reproduction.vae.methods import METHODS as VAE_METHODS
 from whvi.errors import WhviError
 
 RESULTS = Path(__file__).parent / "results"
@@ -59,6 +62,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_deep_gp(experiments.add_parser("deep_gp", help="deep against single-layer processes"))
     _add_gaps(experiments.add_parser("gaps", help="between and beyond the data, UCI gap splits"))
     _add_ood(experiments.add_parser("ood", help="Fashion-MNIST against MNIST"))
+    _add_vae(experiments.add_parser("vae", help="autoencoders with random weights"))
     _add_demo(experiments.add_parser("demo", help="the main job on simulated data"))
     return parser
 
@@ -155,6 +159,18 @@ def _add_ood(parser: argparse.ArgumentParser) -> None:
 
     def run(options: argparse.Namespace) -> int:
         folder = reproduce_ood(_options(options, "ood"), data_dir=options.data_dir)
+        return _done(folder / "README.md")
+
+    parser.set_defaults(run=run)
+
+
+def _add_vae(parser: argparse.ArgumentParser) -> None:
+    _add_common(parser, quick="one seed, a few images, one epoch")
+    _add_grid(parser, methods=VAE_METHODS, data=VAE_DATA)
+    _add_data_dir(parser, kind="images")
+
+    def run(options: argparse.Namespace) -> int:
+        folder = reproduce_vae(_options(options, "vae"), data_dir=options.data_dir)
         return _done(folder / "README.md")
 
     parser.set_defaults(run=run)

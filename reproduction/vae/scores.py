@@ -95,6 +95,4 @@ def detection(inside: Tensor, outside: Tensor) -> dict[str, float]:
     """Return the AUROC of every score, from ``L`` of insiders and outsiders."""
     ours, theirs = outsider_scores(inside), outsider_scores(outside)
     is_outside = torch.cat([torch.zeros(inside.shape[1]), torch.ones(outside.shape[1])])
-    return {
-        name: float(auroc(torch.cat([ours[name], theirs[name]]), is_outside)) for name in ours
-    }
+    return {name: float(auroc(torch.cat([ours[name], theirs[name]]), is_outside)) for name in ours}
