@@ -24,6 +24,7 @@ from benchmarks import (
     threads,
     training,
     transform,
+    vae,
 )
 from benchmarks.compare import compare
 from benchmarks.floors import FLOORS, judge
@@ -47,6 +48,7 @@ SECTIONS: dict[str, ModuleType] = {
     "gp": gp,
     "linearized": linearized,
     "adapters": adapters,
+    "vae": vae,
 }
 _RESULTS = Path(__file__).parent / "results"
 

@@ -155,4 +155,6 @@ FLOORS = [
     Floor("adapters", {"quantity": "convert"}, "whvi", at_most=1),
     Floor("adapters", {"quantity": "forward"}, "whvi", "frozen, plain", at_most=1.5),
     Floor("adapters", {"quantity": "step"}, "whvi", "LoRA (peft)", at_most=1),
+    Floor("vae", {"width": 512}, "whvi", "dense", at_most=1.3),
+    Floor("vae", {"width": 2048}, "whvi", "dense", at_most=0.5),
 ]
