@@ -124,8 +124,7 @@ def markdown(records: list[Record]) -> str:
         + "\n## Terms of the ELBO (nats; per training image, those of weights in all)\n\n"
         + markdown_table(_terms(rows))
         + "\n## Out of distribution: AUROC, trained on Fashion-MNIST\n\n"
-        + f"The main score, declared beforehand, is the {MAIN_SCORE} where there is more than one "
-        "decoder, else the likelihood.\n\n"
+        + f"The main score, declared beforehand, is the {MAIN_SCORE}, for all methods.\n\n"
         + markdown_table(_outsiders(rows))
         + "\n## Pictures\n\n"
         + pictures.rstrip("\n")

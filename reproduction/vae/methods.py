@@ -40,11 +40,6 @@ class Method:
     num_members: int = 1
     datasets: tuple[str, ...] = ("mnist", "fashion-mnist")
 
-    @property
-    def has_draws(self) -> bool:
-        """Whether there is more than one decoder to disagree."""
-        return self.layer != "dense" or self.num_members > 1
-
 
 METHODS = {
     "dense": Method("dense", 2e-3),

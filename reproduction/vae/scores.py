@@ -1,14 +1,14 @@
 r"""Likelihoods of test images, and how well a model notices images unlike its own.
 
-With ``L_s(x) = log p(x | W_s)`` for decoders ``W_s`` (weight draws, or members of an ensemble):
+With ``L_s(x) = log p(x | z_s, W_s) p(z_s) / q(z_s | x)`` for draws ``s`` of weights and latents (an
+ensemble shares out the draws among its members, a dense model has one ``W``):
 
     likelihood     −log mean_s exp L_s(x)
     WAIC           −(mean_s L_s(x) − var_s L_s(x))        (Choi et al., 2019)
     disagreement   std_s L_s(x)
 
-Each is larger for outsiders. **The main score, declared before any outsider was scored, is the
-disagreement**, for every method with more than one decoder; a single dense model has only the
-likelihood, which is its main score.
+Each is larger for outsiders. **The main score, declared before a trained model saw any outsider, is
+the disagreement, for all methods.**
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from reproduction.vae.methods import Method
 from whvi.metrics import auroc
 from whvi.models import Vae
 from whvi.training.config import seeded_generator
@@ -36,20 +35,17 @@ class Sizes:
         epochs: Of training.
         rows_500, rows_5000: First test images for bounds with so many importance samples.
         rows_ood: First test images of each set for out-of-distribution scores.
-        num_decoders: Weight draws of one model for those scores.
-        num_latents: Latents per decoder for those scores; members of an ensemble share out the
-            same total.
+        num_draws: Draws of weights and latents for those scores.
     """
 
     epochs: int = 14
     rows_500: int = 2_000
     rows_5000: int = 1_000
-    rows_ood: int = 4_000
-    num_decoders: int = 16
-    num_latents: int = 10
+    rows_ood: int = 3_000
+    num_draws: int = 100
 
 
-QUICK = Sizes(epochs=1, rows_500=20, rows_5000=4, rows_ood=30, num_decoders=3, num_latents=4)
+QUICK = Sizes(epochs=1, rows_500=20, rows_5000=4, rows_ood=30, num_draws=10)
 
 
 def bounds(model: Vae, x: Tensor, sizes: Sizes, seed: int) -> dict[str, float]:
@@ -64,17 +60,12 @@ def bounds(model: Vae, x: Tensor, sizes: Sizes, seed: int) -> dict[str, float]:
     return found
 
 
-def decoder_log_likelihoods(
-    models: Sequence[Vae], method: Method, x: Tensor, sizes: Sizes, seed: int
-) -> Tensor:
-    """Return ``L_s(x)``, ``(S, N)``."""
-    total = sizes.num_decoders * sizes.num_latents
-    per_model = sizes.num_decoders if method.layer != "dense" else 1
-    num_latents = max(1, total // (per_model * len(models)))
-    generator = seeded_generator("decoders", seed)
+def log_weight_draws(models: Sequence[Vae], x: Tensor, num_draws: int, seed: int) -> Tensor:
+    """Return ``L_s(x)``, ``(num_draws, N)``, each with weights and a latent of its own."""
+    generator = seeded_generator("outsiders", seed)
     draws = [
         model.log_likelihood_draws(
-            x, num_weights=per_model, num_latents=num_latents, generator=generator
+            x, num_weights=num_draws // len(models), num_latents=1, generator=generator
         )
         for model in models
     ]
@@ -82,13 +73,13 @@ def decoder_log_likelihoods(
 
 
 def outsider_scores(values: Tensor) -> dict[str, Tensor]:
-    """Turn ``L (S, N)`` into scores ``(N,)``; one decoder gives the likelihood alone."""
+    """Turn ``L (S, N)`` into scores ``(N,)``."""
     values = values.double()
-    found = {"likelihood": -(values.logsumexp(0) - math.log(len(values)))}
-    if len(values) > 1:
-        found["waic"] = -(values.mean(0) - values.var(0))
-        found["disagreement"] = values.std(0)
-    return found
+    return {
+        "likelihood": math.log(len(values)) - values.logsumexp(0),
+        "waic": values.var(0) - values.mean(0),
+        "disagreement": values.std(0),
+    }
 
 
 def detection(inside: Tensor, outside: Tensor) -> dict[str, float]:

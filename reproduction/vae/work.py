@@ -10,8 +10,8 @@ from reproduction.gaps.commit import commit
 from reproduction.records import Record, software_versions
 from reproduction.runner import Unit
 from reproduction.vae.data import BINARISATION_SEED, Data, load
-from reproduction.vae.methods import METHODS, Method, Trainer
-from reproduction.vae.scores import Sizes, bounds, decoder_log_likelihoods, detection
+from reproduction.vae.methods import METHODS, Trainer
+from reproduction.vae.scores import Sizes, bounds, detection, log_weight_draws
 from whvi.models import Vae
 
 
@@ -44,7 +44,7 @@ class VaeWork:
             "split": unit.splits[0],
             "seed": unit.seed,
             **{name: training[name] for name in training if name not in ("method", "dataset")},
-            **self._scores(models, method, data, unit.seed),
+            **self._scores(models, data, unit.seed),
             "num_parameters": sum(p.numel() for model in models for p in model.parameters()),
             "num_train": len(data.train),
             "binarisation_seed": BINARISATION_SEED,
@@ -56,16 +56,15 @@ class VaeWork:
             "commit": commit(),
         }
 
-    def _scores(self, models: list[Vae], method: Method, data: Data, seed: int) -> Record:
+    def _scores(self, models: list[Vae], data: Data, seed: int) -> Record:
         """Return bounds of a single model, and AUROCs where there are outsiders."""
         found: Record = {}
+        sizes = self.sizes
         if len(models) == 1:
-            found |= bounds(models[0], data.test, self.sizes, seed)
+            found |= bounds(models[0], data.test, sizes, seed)
         sets = {"inside": data.test, **data.outsiders} if data.outsiders else {}
         values = {
-            name: decoder_log_likelihoods(
-                models, method, x[: self.sizes.rows_ood], self.sizes, seed
-            )
+            name: log_weight_draws(models, x[: sizes.rows_ood], sizes.num_draws, seed)
             for name, x in sets.items()
         }
         for name in data.outsiders:
