@@ -20,7 +20,7 @@ from whvi.models import Vae, load_vae, vae
 from whvi.training.config import seeded_generator
 
 HIDDEN, NUM_LATENTS, BLOCK_SIZE = (512, 512), 50, 64
-BATCH = 128
+BATCH = 64
 _TERMS_ROWS = 5_000
 
 
