@@ -29,8 +29,8 @@ def cells(effort: Effort, quick: bool) -> Iterator[Cell]:
 
 
 def _steps(layer: str, width: int) -> Callable[[], object]:
-    block_size = 64 if width == _WIDTHS[0] else 256
-    model = vae((784,), (width, width), 50, layer=layer, block_size=block_size)
+    block_sizes = (64, 32) if width == _WIDTHS[0] else (256, 256)
+    model = vae((784,), (width, width), 50, layer=layer, block_sizes=block_sizes)
     x = torch.bernoulli(torch.full((_STEPS * _BATCH, 784), 0.2))
     config = whvi.FitConfig(
         num_steps=_STEPS, batch_size=_BATCH, learning_rate=1e-3, record_every=_STEPS

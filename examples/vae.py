@@ -44,7 +44,7 @@ num_held_out = len(images) // 6
 train, test = images[num_held_out:], images[:num_held_out][:500]
 
 torch.manual_seed(0)
-model = vae((side * side,), hidden, num_latents=20, block_size=32 if side == 8 else 64)
+model = vae((side * side,), hidden, num_latents=20)
 config = whvi.FitConfig(num_steps=20 if options.quick else steps, batch_size=64, learning_rate=0.02)
 whvi.fit(model, model.bound(), (train, train), config=config, progress=not options.quick)
 

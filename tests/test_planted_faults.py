@@ -231,8 +231,8 @@ def latent_kl_with_the_wrong_sign() -> None:
 def importance_weights_summed() -> None:
     from whvi.models import Vae
 
-    def log_sum(original: Any, self: Any, x: Any, num_latents: int) -> Any:
-        return original(self, x, num_latents) + math.log(num_latents)
+    def log_sum(original: Any, self: Any, x: Any, num_latents: int, outputs: Any) -> Any:
+        return original(self, x, num_latents, outputs) + math.log(num_latents)
 
     wrap(Vae, "_log_mean_weight", log_sum)
 

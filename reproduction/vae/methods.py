@@ -19,7 +19,7 @@ from whvi import LocalReparameterization, sampling
 from whvi.models import Vae, load_vae, vae
 from whvi.training.config import seeded_generator
 
-HIDDEN, NUM_LATENTS, BLOCK_SIZE = (512, 512), 50, 64
+HIDDEN, NUM_LATENTS = (512, 512), 50
 BATCH = 64
 _TERMS_ROWS = 5_000
 
@@ -88,9 +88,7 @@ class Trainer:
     def _train(self, method: Method, x: Tensor, seed: int) -> Vae:
         with torch.random.fork_rng():
             torch.manual_seed(seed)  # layers draw their start from the global generator
-            model = vae(
-                (x.shape[1],), HIDDEN, NUM_LATENTS, layer=method.layer, block_size=BLOCK_SIZE
-            )
+            model = vae((x.shape[1],), HIDDEN, NUM_LATENTS, layer=method.layer)
         config = whvi.FitConfig(
             num_steps=self.epochs * len(x) // BATCH,
             batch_size=BATCH,

@@ -52,7 +52,7 @@ def binary(*shape: int) -> Tensor:
 
 
 def small(layer: str = "whvi", **options: object) -> Vae:
-    given = {"hidden": (8,), "num_latents": 2, "block_size": 4, **options}
+    given = {"hidden": (8,), "num_latents": 2, "block_sizes": (4, 4), **options}
     torch.manual_seed(0)
     return vae((PIXELS,), layer=layer, **given).to(DTYPE)  # type: ignore[arg-type]
 
@@ -147,12 +147,23 @@ def test_weight_draws_are_averaged_in_the_probability() -> None:
 
 def test_one_draw_of_weights_serves_all_images() -> None:
     model, weights = small(), []
-    model.decoder[0].register_forward_hook(lambda layer, *_: weights.append(layer.weight.detach()))
+
+    def see(layer: torch.nn.Module, *_: object) -> None:
+        weights.append(torch.cat([layer.weight.flatten(), model.decoder[2].weight.flatten()]))
+
+    model.encoder[0].register_forward_hook(see)
     model.log_likelihood_draws(binary(250, PIXELS), num_weights=2, num_latents=60)
-    assert len(weights) == 12  # of two draws, three parts of the images and two of the latents
-    first, second = torch.stack(weights[:6]), torch.stack(weights[6:])
+    assert len(weights) == 6  # of two draws and three parts of the images
+    first, second = torch.stack(weights[:3]), torch.stack(weights[3:])
     assert torch.equal(first, first[:1].expand_as(first))
     assert not torch.equal(first[0], second[0])
+
+
+@pytest.mark.parametrize("layer", KINDS)
+def test_the_dense_form_of_a_draw_is_the_draw(layer: str) -> None:
+    model, z = small(layer), normal(5, 2)
+    with torch.no_grad(), sampling(WeightDraws(None, seeded())):
+        assert_close(model._drawn_decoder()(z), model.decoder(z), rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("num_importance", [1, 4])
@@ -248,6 +259,7 @@ def test_pixels_out_of_range_are_refused_by_name() -> None:
         ({"decoder": "categorical", "num_levels": 1}, "num_levels .* got 1"),
         ({"num_latents": 0}, "num_latents .* got 0"),
         ({"num_importance": 0}, "num_importance .* got 0"),
+        ({"block_sizes": (4,)}, r"encoder and decoder, got \(4,\)"),
         ({"channels": (4,)}, r"multiples of 2, got \(6,\)"),
         ({"hidden": (8, -1)}, "every entry of hidden .* got -1"),
     ],

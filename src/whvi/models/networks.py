@@ -47,18 +47,22 @@ class VaeConfig:
     decoder: str
     num_levels: int
     channels: Sequence[int]
-    block_size: int
+    block_sizes: Sequence[int]
     num_importance: int
     start_scale: float
 
     def __post_init__(self) -> None:
-        for name in ("num_latents", "block_size", "num_importance"):
+        for name in ("num_latents", "num_importance"):
             check_positive_int(name, getattr(self, name))
-        for name in ("image_shape", "hidden", "channels"):
+        for name in ("image_shape", "hidden", "channels", "block_sizes"):
             object.__setattr__(self, name, tuple(getattr(self, name)))
             for size in getattr(self, name):
                 check_positive_int(f"every entry of {name}", size)
         check_positive("start_scale", self.start_scale)
+        if len(self.block_sizes) != 2:
+            raise ConfigError(
+                f"block_sizes must be those of encoder and decoder, got {self.block_sizes}"
+            )
         if self.layer not in LAYERS:
             raise ConfigError(f"layer must be one of {', '.join(LAYERS)}, got {self.layer!r}")
         scale = 2 ** len(self.channels)

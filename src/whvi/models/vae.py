@@ -21,12 +21,13 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple, final
+from typing import Any, NamedTuple, final
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from whvi._checks import check_dtype, check_last_dim, check_positive_int
 from whvi._files import atomic_write, conform, seal, unseal
@@ -41,11 +42,12 @@ from whvi.sampling import LocalReparameterization, WeightDraws, current_sampler,
 
 _FORMAT, _VERSION = "whvi vae", 1
 _CONFIG = {
-    **{name: [int] for name in ("image_shape", "hidden", "channels")},
-    **dict.fromkeys(("num_latents", "num_levels", "block_size", "num_importance"), int),
+    **{name: [int] for name in ("image_shape", "hidden", "channels", "block_sizes")},
+    **dict.fromkeys(("num_latents", "num_levels", "num_importance"), int),
     **dict.fromkeys(("layer", "decoder"), str),
     "start_scale": float,
 }
+Outputs = Callable[[Tensor], Tensor]  # of a decoder, for latents
 _ROWS, _LATENTS = 100, 50  # that log_likelihood decodes at once
 
 
@@ -117,12 +119,13 @@ class Vae(nn.Module):
         super().__init__()
         self.config = config
         self.pixels = make_pixels(config.decoder, config.num_levels)
-        build, shape = Builder(config.layer, config.block_size), config.image_shape
+        to_latents, to_image = (Builder(config.layer, size) for size in config.block_sizes)
+        shape = config.image_shape
         widths = (*config.hidden, 2 * config.num_latents)
-        self.encoder = encoder_network(build, shape, config.channels, widths)
+        self.encoder = encoder_network(to_latents, shape, config.channels, widths)
         widths = (config.num_latents, *config.hidden[::-1])
         outputs = (shape[0] * self.pixels.per_pixel, *shape[1:])
-        self.decoder = decoder_network(build, widths, config.channels[::-1], outputs)
+        self.decoder = decoder_network(to_image, widths, config.channels[::-1], outputs)
         for module in self.modules():
             if isinstance(module, DiagonalGaussian):
                 module.log_scale.data += math.log(config.start_scale)
@@ -141,7 +144,7 @@ class Vae(nn.Module):
             latents = self.encode(x)
             shared = WeightDraws(None, sampler.generator)
             with sampling(shared if isinstance(sampler, LocalReparameterization) else sampler):
-                return self._log_weights(x, latents, num).movedim(-2, -1)
+                return self._log_weights(x, latents, num, self._outputs).movedim(-2, -1)
 
     def _reconstruction_and_kl(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return ``log p(x | z)`` for one latent per image and the KL of the latents."""
@@ -149,14 +152,14 @@ class Vae(nn.Module):
         z = latents.mean + latents.scale * _noise(latents.mean.shape, latents.mean)
         return self.pixels.log_prob(self._outputs(z), self._flat(x)), latents.kl()
 
-    def _log_weights(self, x: Tensor, latents: Latents, num: int) -> Tensor:
+    def _log_weights(self, x: Tensor, latents: Latents, num: int, outputs: Outputs) -> Tensor:
         """Draw ``num`` latents per image and return their ``log w``, ``(..., num, N)``."""
         mean, scale = (v.unsqueeze(-3) for v in latents)
         noise = _noise((*mean.shape[:-3], num, *mean.shape[-2:]), mean)
         z = mean + scale * noise
         # log p(z) − log q(z | x); the constants of both densities cancel
         log_ratio = (scale.log() + 0.5 * (noise.square() - z.square())).sum(-1)
-        return self.pixels.log_prob(self._outputs(z), self._flat(x).unsqueeze(-3)) + log_ratio
+        return self.pixels.log_prob(outputs(z), self._flat(x).unsqueeze(-3)) + log_ratio
 
     def bound(self) -> Bound:
         """Return the likelihood with which :func:`whvi.fit` trains this model."""
@@ -251,16 +254,19 @@ class Vae(nn.Module):
         draws = []
         for _ in range(num_weights):
             with sampling(WeightDraws(None, generator)):
-                parts = [self._log_mean_weight(part, num_latents) for part in x.split(_ROWS)]
+                outputs = self._drawn_decoder()
+                parts = [
+                    self._log_mean_weight(part, num_latents, outputs) for part in x.split(_ROWS)
+                ]
             draws.append(torch.cat(parts))
         return torch.stack(draws)
 
-    def _log_mean_weight(self, x: Tensor, num_latents: int) -> Tensor:
+    def _log_mean_weight(self, x: Tensor, num_latents: int, outputs: Outputs) -> Tensor:
         """Return ``log 1/K Σ_k w_k`` for some images, a few latents at a time."""
         latents, parts = self.encode(x), []
         for start in range(0, num_latents, _LATENTS):
             num = min(_LATENTS, num_latents - start)
-            parts.append(self._log_weights(x, latents, num).logsumexp(0))
+            parts.append(self._log_weights(x, latents, num, outputs).logsumexp(0))
         return torch.stack(parts).logsumexp(0) - math.log(num_latents)
 
     # Files ----------------------------------------------------------------------------------------
@@ -288,6 +294,23 @@ class Vae(nn.Module):
         maps: Tensor = self.decoder(z.reshape(-1, z.shape[-1]))
         by_level = maps.unflatten(1, (-1, self.pixels.per_pixel)).movedim(2, -1)
         outputs: Tensor = by_level.reshape(*z.shape[:-1], -1)
+        return outputs
+
+    def _drawn_decoder(self) -> Outputs:
+        """Return :meth:`_outputs` with the dense matrices of the active draw of the weights.
+
+        Of millions of latents, they are soon cheaper than the structured product.
+        """
+        if self.config.channels:
+            return self._outputs
+        layers: list[Any] = list(self.decoder)[::2]
+        *hidden, last = [(layer.weight.clone(), layer.bias) for layer in layers]
+
+        def outputs(z: Tensor) -> Tensor:
+            for weight, bias in hidden:
+                z = functional.linear(z, weight, bias).relu_()
+            return functional.linear(z, *last)
+
         return outputs
 
     def _check_shape(self, x: Tensor) -> None:
@@ -322,7 +345,7 @@ def vae(
     decoder: str = "bernoulli",
     num_levels: int = 256,
     channels: Sequence[int] = (),
-    block_size: int = 64,
+    block_sizes: Sequence[int] = (64, 32),
     num_importance: int = 1,
     start_scale: float = 0.1,
 ) -> Vae:
@@ -338,7 +361,8 @@ def vae(
         num_levels: Of the categorical decoder.
         channels: Of 3 × 3 convolutions around the hidden layers, each halving the size; none by
             default. The decoder doubles the size before each of its own.
-        block_size: Of structured layers; smaller blocks are more parameters.
+        block_sizes: Of structured layers in encoder and decoder; smaller blocks are more
+            parameters.
         num_importance: ``K``, latents per image of the training bound.
         start_scale: Factor on the standard deviations with which layers start: deep in a network
             their noise adds up, and one that drowns the signal is slow to leave.
@@ -349,7 +373,7 @@ def vae(
     return Vae(
         VaeConfig(
             image_shape=image_shape, hidden=hidden, num_latents=num_latents, layer=layer,
-            decoder=decoder, num_levels=num_levels, channels=channels, block_size=block_size,
+            decoder=decoder, num_levels=num_levels, channels=channels, block_sizes=block_sizes,
             num_importance=num_importance, start_scale=start_scale,
         )
     )  # fmt: skip
