@@ -140,13 +140,17 @@ def _likelihoods(rows: list[SummaryRow]) -> list[list[str]]:
     ]  # fmt: skip
     for row in rows:
         if "nll_1" in row:
-            cells = [
-                f"{row[n]:.2f} ± {row[f'{n}_std']:.2f} ({row[f'{n}_rows']:,} images)" for n in names
-            ]
+            cells = [_bound(row, n) for n in names]
             start = [row["dataset"], row["method"], str(row["num_seeds"]), str(row["epochs"])]
             end = [f"{row['num_parameters']:,}", f"{row['seconds_per_epoch']:.1f}"]
             lines.append([*start, *cells, *end])
     return lines
+
+
+def _bound(row: SummaryRow, name: str) -> str:
+    if name not in row:
+        return "–"
+    return f"{row[name]:.2f} ± {row[f'{name}_std']:.2f} ({row[f'{name}_rows']:,} images)"
 
 
 def _terms(rows: list[SummaryRow]) -> list[list[str]]:
