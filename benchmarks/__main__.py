@@ -26,6 +26,7 @@ from benchmarks import (
     training,
     transform,
     transforms,
+    vae,
 )
 from benchmarks.compare import compare
 from benchmarks.floors import FLOORS, judge
@@ -51,6 +52,7 @@ SECTIONS: dict[str, ModuleType] = {
     "linearized": linearized,
     "adapters": adapters,
     "transforms": transforms,
+    "vae": vae,
 }
 _RESULTS = Path(__file__).parent / "results"
 

@@ -160,4 +160,6 @@ FLOORS = [
     Floor("transforms", {"D": 1024}, "nn.Linear", "dct", at_least=8),
     Floor("transforms", {"D": 1024}, "nn.Linear", "hartley", at_least=8),
     Floor("transforms", {"D": (1024, 2048, 4096)}, "butterfly", "hadamard", at_most=3),
+    Floor("vae", {"width": 512}, "whvi", "dense", at_most=1.3),
+    Floor("vae", {"width": 2048}, "whvi", "dense", at_most=0.5),
 ]

@@ -32,6 +32,9 @@ from reproduction.table1.work import PROTOCOLS, ROWS
 from reproduction.transforms import DATA as TRANSFORM_DATA
 from reproduction.transforms import reproduce_transforms
 from reproduction.transforms.variants import VARIANTS
+from reproduction.vae import reproduce_vae
+from reproduction.vae.data import DATASETS as VAE_DATA
+from reproduction.vae.methods import METHODS as VAE_METHODS
 from whvi.errors import WhviError
 
 RESULTS = Path(__file__).parent / "results"
@@ -71,6 +74,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_clinc(experiments.add_parser("clinc", help="adapters on a sentence encoder, CLINC150"))
     _add_cifar(experiments.add_parser("cifar", help="adapters on a ResNet, CIFAR-10 as JPEG"))
     _add_transforms(experiments.add_parser("transforms", help="which transform to choose"))
+    _add_vae(experiments.add_parser("vae", help="autoencoders with random weights"))
     _add_demo(experiments.add_parser("demo", help="the main job on simulated data"))
     return parser
 
@@ -207,6 +211,18 @@ def _add_transforms(parser: argparse.ArgumentParser) -> None:
         folder = reproduce_transforms(
             _options(options, "transforms"), splits=options.splits, data_dir=options.data_dir
         )
+        return _done(folder / "README.md")
+
+    parser.set_defaults(run=run)
+
+
+def _add_vae(parser: argparse.ArgumentParser) -> None:
+    _add_common(parser, quick="one seed, a few images, one epoch")
+    _add_grid(parser, methods=VAE_METHODS, data=VAE_DATA)
+    _add_data_dir(parser, kind="images")
+
+    def run(options: argparse.Namespace) -> int:
+        folder = reproduce_vae(_options(options, "vae"), data_dir=options.data_dir)
         return _done(folder / "README.md")
 
     parser.set_defaults(run=run)

@@ -20,6 +20,7 @@ ARGUMENTS = {  # what each prints at the end
     "gp_regression": (["--output", "gp.png"], "picture: gp.png"),
     "layers_in_pytorch": ([], "90 % interval covers"),
     "toy_regression": (["--output", "toy.png"], "picture: toy.png"),
+    "vae": (["--output", "vae.png"], "picture: vae.png"),
 }
 
 

@@ -222,6 +222,30 @@ def noise_counted_twice() -> None:
     wrap(LinearizedPosterior, "predictive", predictive)
 
 
+def latent_kl_with_the_wrong_sign() -> None:
+    from whvi.models.vae import Latents
+
+    wrap(Latents, "kl", lambda original, self: -original(self))
+
+
+def importance_weights_summed() -> None:
+    from whvi.models import Vae
+
+    def log_sum(original: Any, self: Any, x: Any, num_latents: int, outputs: Any) -> Any:
+        return original(self, x, num_latents, outputs) + math.log(num_latents)
+
+    wrap(Vae, "_log_mean_weight", log_sum)
+
+
+def weight_kl_counted_per_image() -> None:
+    from whvi.models.vae import VaeTerms
+
+    def elbo(original: Any, self: Any, num_data: int) -> Any:
+        return num_data * original(self, 1)
+
+    wrap(VaeTerms, "elbo", elbo)
+
+
 class Fault(NamedTuple):
     """A way to plant a fault, the test that has to notice, and the assertion in it."""
 
@@ -315,6 +339,21 @@ FAULTS = {
             noise_counted_twice,
             "linearized/test_posterior.py::test_of_a_linear_model_everything_is_exact[1]",
             "assert_close(predictive.variance, variance",
+        ),
+        Fault(
+            latent_kl_with_the_wrong_sign,
+            "models/test_vae.py::test_the_elbo_is_its_closed_form",
+            "assert z.abs().max() < 5",
+        ),
+        Fault(
+            importance_weights_summed,
+            "models/test_vae.py::test_an_exact_encoder_gives_the_exact_likelihood[7]",
+            "assert_close(estimate, exact",
+        ),
+        Fault(
+            weight_kl_counted_per_image,
+            "models/test_vae.py::test_terms_are_what_fit_maximises[whvi]",
+            "assert_close(whole.value, terms.elbo(1000))",
         ),
     )
 }
