@@ -37,6 +37,8 @@ OPTIONAL = {
     "jinja2": set(),
     "joblib": set(),
     "matplotlib": {"plots"},
+    "onnx": set(),
+    "onnxscript": set(),
     "pandas": {"tabular", "cli"},
     "pooch": set(),
     "rich": {"cli"},
