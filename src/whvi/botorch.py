@@ -32,6 +32,7 @@ try:
     from botorch.posteriors import GPyTorchPosterior, Posterior
     from botorch.posteriors.ensemble import EnsemblePosterior
     from gpytorch.distributions import MultivariateNormal
+    from linear_operator import to_linear_operator
 except ImportError as error:
     raise MissingDependencyError(
         f"whvi.botorch needs botorch ({error}): pip install botorch"
@@ -158,8 +159,9 @@ class _Gaussian(ABC):
             one = torch.eye(X.shape[-2], dtype=covariance.dtype)
             covariance = covariance + self.units.noise_variance * one
         shape = X.shape[:-1]
-        joint = MultivariateNormal(mean.view(shape), covariance.view(*shape, shape[-1]))
-        return GPyTorchPosterior(joint)
+        # as an operator: its Cholesky factor may add a little to the diagonal
+        operator = to_linear_operator(covariance.view(*shape, shape[-1]))
+        return GPyTorchPosterior(MultivariateNormal(mean.view(shape), operator))
 
 
 @final
