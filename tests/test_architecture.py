@@ -23,7 +23,7 @@ ROWS = [
     {"functional", "priors", "posteriors"},
     {"layers", "likelihoods", "predictive", "functions"},
     {"adapters", "elbo", "training", "models", "gp", "linearized"},
-    {"tabular", "plots", "report"},
+    {"botorch", "tabular", "plots", "report"},
     {"cli", "doctor", "__main__"},
 ]
 # It knows nothing of models, and nothing below the last three rows knows of it.
@@ -33,10 +33,13 @@ USERS_OF_APART = {*ROWS[5], *ROWS[6], *ROWS[7]}
 # Optional packages, and the units that are there for their sake; elsewhere they are imported
 # inside the function that needs them.
 OPTIONAL = {
-    "gpytorch": set(),
+    "botorch": {"botorch"},
+    "gpytorch": {"botorch"},
     "jinja2": set(),
     "joblib": set(),
     "matplotlib": {"plots"},
+    "onnx": set(),
+    "onnxscript": set(),
     "pandas": {"tabular", "cli"},
     "pooch": set(),
     "rich": {"cli"},

@@ -155,7 +155,7 @@ def test_version_and_help(capsys):
     assert capsys.readouterr().out.startswith("whvi ")
     assert main([]) == 0
     assert "evaluate" in capsys.readouterr().out
-    for verb in ("fit", "predict", "evaluate", "report", "info", "doctor"):
+    for verb in ("fit", "predict", "evaluate", "report", "export", "info", "doctor"):
         assert main([verb, "--help"]) == 0
         assert "Usage: whvi" in capsys.readouterr().out
 

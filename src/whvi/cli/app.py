@@ -206,6 +206,20 @@ def report(
 
 
 @app.command()
+def export(
+    model: ModelFile,
+    output: Annotated[str, typer.Option("--output", "-o", help="ONNX file to write.")],
+    quantile: Annotated[
+        list[float] | None, typer.Option("--quantile", help="Level; repeat for more. [.05 .5 .95]")
+    ] = None,
+) -> None:
+    """Write a model as ONNX: the same predictions without Python."""
+    from whvi.cli.judging import export_model
+
+    export_model(model, output, quantile)
+
+
+@app.command()
 def info(model: ModelFile, as_json: AsJson = False) -> None:
     """Describe a model file."""
     from whvi.cli.judging import describe_model

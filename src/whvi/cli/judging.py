@@ -1,4 +1,4 @@
-"""``whvi evaluate``, ``whvi report`` and ``whvi info``: how good a model is, and what it holds."""
+"""``whvi evaluate``, ``report``, ``info`` and ``export``: how good a model is, what it holds."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from whvi.cli.commands import (
     numbers_of,
     open_output,
 )
+from whvi.errors import ConfigError
 from whvi.layers import summary
 from whvi.tabular import load_model
 from whvi.tabular.modelfile import load_predictor, read_model_file
@@ -146,6 +147,16 @@ def describe_model(model_file: str, *, as_json: bool) -> None:
     lines += [f"  {column.name:<32}{_describe(column)}" for column in columns]
     lines += ["", str(summary(model.model_))]
     print(printable("\n".join(lines)))
+
+
+def export_model(model_file: str, output: str, quantiles: list[float] | None) -> None:
+    """Write an ONNX file."""
+    from whvi.tabular.export import LEVELS, export_onnx
+
+    if output == STREAM:
+        raise ConfigError("an ONNX model is a file: name it with -o, such as -o model.onnx")
+    check_output(output, [model_file])
+    export_onnx(load_predictor(model_file), output, quantiles=quantiles or LEVELS)
 
 
 def _describe(column: Column) -> str:

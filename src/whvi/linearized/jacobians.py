@@ -47,13 +47,13 @@ def jacobian(model: nn.Module, x: Tensor, space: ParameterSpace | None = None) -
         return Jacobian(*jacobian_of_chain(chain, rows, space.places(model), space.num_parameters))
 
 
-@torch.no_grad()
 def jacobian_by_transforms(
     model: nn.Module, x: Tensor, space: ParameterSpace
 ) -> tuple[Tensor, Tensor]:
     """Return ``f`` and ``J`` by ``vmap(jacrev)`` for rows ``(*batch_shape, N, ...)``.
 
     Replicas do not see each other, so that the gradient of their sum holds all their gradients.
+    Both are differentiable in ``x``.
     """
     axes = len(space.batch_shape)
     tensors = {name: t.detach() for name, t in space.tensors(model).items()}

@@ -13,6 +13,7 @@ from typing import NoReturn, final
 import torch
 from torch import Tensor
 
+from whvi._kernel.backend import is_tracing
 from whvi.errors import ConfigError, DataError, NumericalError, ShapeError
 from whvi.predictive.numerics import regularized_incomplete_beta, student_t_log_prob
 
@@ -252,11 +253,17 @@ def align_targets(
     )
 
 
+def holds(condition: Tensor) -> bool:
+    """Tell whether a condition holds everywhere; a graph, which has no values, cannot tell."""
+    return is_tracing() or bool(condition.all())
+
+
 def wide(**parameters: Tensor) -> list[Tensor]:
     """Expand parameters to the shape of the first, in float64; raise if any is not finite."""
     for name, p in parameters.items():
-        bad = ~torch.isfinite(p.detach())
-        if bool(bad.any()):
+        finite = torch.isfinite(p.detach())
+        if not holds(finite):
+            bad = ~finite
             where = tuple(bad.nonzero()[0].tolist())
             raise NumericalError(
                 f"predictive parameter {name} holds {int(bad.sum())} values that are not finite "
@@ -272,7 +279,7 @@ def wide(**parameters: Tensor) -> list[Tensor]:
 
 def check_range(name: str, p: Tensor, possible: Tensor, range_: str) -> None:
     """Refuse a parameter that is not ``possible`` everywhere."""
-    if not bool(possible.all()):
+    if not holds(possible):
         raise DataError(f"{name} must be {range_}, got {p.min().item()}")
 
 

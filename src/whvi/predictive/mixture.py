@@ -29,6 +29,7 @@ from whvi.predictive.components import (
     StudentT,
     align_targets,
     check_range,
+    holds,
     joined,
     root,
     smallest_integer,
@@ -176,15 +177,15 @@ class Predictive:
             parts: Without replicas; :meth:`pool` merges them.
             weights: One per part, a number or one for every row ``(N,)``; they sum to 1.
         """
-        kinds = {(type(p._components), p.num_rows, p._output_shape) for p in parts}
-        if len(kinds) != 1 or any(p.batch_shape for p in parts):
+        kinds = [(type(p._components), p.num_rows, p._output_shape) for p in parts]
+        if any(kind != kinds[0] for kind in kinds) or any(p.batch_shape for p in parts):
             raise ShapeError(f"cannot mix different predictives, or replicas: {list(parts)}")
         shares = [
             torch.as_tensor(w, dtype=torch.float64).to(p._weights()).expand(p.num_rows)
             for p, w in zip(parts, weights, strict=True)
         ]
-        total = torch.stack(shares).sum(0)
-        if not torch.allclose(total, torch.ones_like(total)) or torch.stack(shares).min() < 0:
+        least, total = torch.stack(shares).amin(0), torch.stack(shares).sum(0)
+        if not holds((least >= 0) & torch.isclose(total, torch.ones_like(total))):
             raise ConfigError("weights of a mixture must be positive and sum to 1 in every row")
         each = [share * p._weights() for share, p in zip(shares, parts, strict=True)]
         return Predictive(joined([p._components for p in parts]), weights=torch.cat(each))

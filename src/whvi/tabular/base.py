@@ -268,6 +268,18 @@ class WHVIEstimator(SavedModel, BaseEstimator):  # type: ignore[misc]  # scikit-
 
     # Files -------------------------------------------------------------------------------------
 
+    def to_onnx(
+        self, path: str | os.PathLike[str], *, quantiles: Sequence[float] = (0.05, 0.5, 0.95)
+    ) -> None:
+        """Write an ONNX file that predicts the same from columns of numbers and codes of texts.
+
+        See :func:`whvi.tabular.export.export_onnx` and ``docs/clients.md``.
+        """
+        from whvi.tabular.export import export_onnx
+
+        check_is_fitted(self, "model_")
+        export_onnx(self._predictor, path, quantiles=quantiles)
+
     def _content(self) -> ModelFile:
         tensors = {f"model.{name}": value for name, value in self.model_.state_dict().items()}
         training = {name.rstrip("_"): getattr(self, name) for name in _SUMMARIES}

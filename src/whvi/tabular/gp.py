@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, final
+from typing import Any, NoReturn, final
 
 import numpy as np
 import torch
@@ -19,7 +19,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 
 from whvi._checks import check_positive_int
-from whvi.errors import ModelFileError
+from whvi.errors import ConfigError, ModelFileError
 from whvi.gp.features import KERNELS, make_kernel
 from whvi.gp.model import RandomFeatureGP
 from whvi.gp.optimise import CollapsedFit
@@ -221,6 +221,12 @@ class WHVIGPRegressor(RegressorMixin, SavedModel, BaseEstimator):  # type: ignor
         return torch.tensor(validate_data(self, X, dtype=np.float64, reset=False))
 
     # Files ---------------------------------------------------------------------------------
+
+    def to_onnx(self, path: Any, **options: Any) -> NoReturn:
+        """Refuse: only ensembles of networks are exported."""
+        raise ConfigError(
+            "a WHVIGPRegressor cannot be exported to ONNX; fit a WHVIRegressor, or use save()"
+        )
 
     def _content(self) -> ModelFile:
         if self._structure.kernel not in KERNELS:

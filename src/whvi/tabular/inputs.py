@@ -30,7 +30,7 @@ _MOST_CATEGORIES = 256  # of a column, the most frequent: the others are as unkn
 _DAY = np.timedelta64(1, "D")
 # A spread of a few rounding errors is not information: dividing by it would blow it up to one.
 _ROUNDING_SPREAD = 4 * np.finfo(np.float64).eps
-_FARTHEST = 1e6  # inputs so many standard deviations from the mean are moved to that distance
+FARTHEST = 1e6  # inputs so many standard deviations from the mean are moved to that distance
 
 
 # Types and encoding ----------------------------------------------------------------------------
@@ -360,7 +360,7 @@ class Standardizer:
     def network_inputs(self, x: ArrayLike, device: torch.device | str) -> Tensor:
         """Return the scaled rows in float32; values beyond 10⁶ standard deviations are cut."""
         with np.errstate(over="ignore"):
-            scaled = np.clip(self.transform(x), -_FARTHEST, _FARTHEST)
+            scaled = np.clip(self.transform(x), -FARTHEST, FARTHEST)
         return torch.as_tensor(scaled, dtype=torch.float32, device=device)
 
     def inverse(self, z: ArrayLike) -> NDArray[np.float64]:

@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from whvi._kernel.backend import is_tracing
 from whvi._kernel.jacobian import row_gradients
 from whvi._kernel.layout import BlockPlan, block_size_for
 from whvi._kernel.product import block_linear
@@ -60,7 +61,6 @@ _ROWWISE_OUTPUTS = 4  # up to here a dense layer sums row by row, as MeanFieldLi
 _VALUES_AT_ONCE = 1 << 19  # of a hidden layer in one pass: they stay in the cache
 _MOST_ROWS, _LEAST_ROWS = 64, 8  # of a pass; a power of two
 _FAR_DRAWS = 64  # of all members, where components are not Gaussian
-_LEAST_VARIANCE = 1e-30
 _BLOCK = 1 << 23  # function values per block of rows: bounds the memory of a prediction
 # Values of a hidden layer from which on several threads are used: for less work they gain little
 # on an idle machine, and waiting for each other on a busy one costs many times the work itself.
@@ -207,17 +207,18 @@ class Functions:
         In memory the draws of a row lie side by side, so sums over draws are formed in the same
         order whatever the number of rows.
         """
-        num_rows = x.shape[-2]
         f = torch.cat([self._evaluate(rows) for rows in self.passes(x)], dim=2)
-        by_row = f[..., :num_rows, :].permute(2, 0, 1, 3).contiguous()
+        by_row = f[..., : x.shape[-2], :].permute(2, 0, 1, 3).contiguous()
         return by_row.permute(1, 2, 0, 3)
 
     def passes(self, x: Tensor) -> tuple[Tensor, ...]:
         """Cut rows into pieces of one size, the last one filled up with zeros.
 
         Matrix products of another size may round differently, and a prediction must not depend
-        on the rows beside it.
+        on the rows beside it. A graph that is exported takes all rows at once.
         """
+        if is_tracing():
+            return (x,)
         filled: Tensor = F.pad(x, (0, 0, 0, -x.shape[-2] % self._rows_at_once))
         passes: tuple[Tensor, ...] = filled.split(self._rows_at_once, dim=-2)
         return passes
@@ -286,7 +287,7 @@ class Linearized:
         """Return ``f (R, N, F)`` and the changes ``(R, S, N, O)`` of its first ``O`` outputs."""
         parts = [self._evaluate(rows, num_outputs) for rows in self.functions.passes(x)]
         f, changes = (torch.cat(part, dim=-2) for part in zip(*parts, strict=True))
-        return f[..., : len(x), :], changes[..., : len(x), :]
+        return f[..., : x.shape[0], :], changes[..., : x.shape[0], :]
 
     def _evaluate(self, x: Tensor, num_outputs: int) -> tuple[Tensor, Tensor]:
         h = x.expand(self.functions.shape[0], 1, *x.shape)
@@ -382,7 +383,7 @@ class Predictor:
     def _far(self, gate: Gate, f: Tensor, changes: Tensor) -> tuple[Predictive, Tensor]:
         """Return the linearised mixture of values and changes, and its share in every row."""
         variance = changes.square().mean(1)  # (R, N, O)
-        share = gate.share(variance.mean(-1).clamp_min(_LEAST_VARIANCE).log().mean(0))
+        share = gate.share(variance.mean(-1).clamp_min(1e-30).log().mean(0))
         if not isinstance(self.likelihood, Gaussian | HeteroscedasticGaussian):
             few = changes[:, : -(-_FAR_DRAWS // len(f))]
             return self.likelihood.predictive(f.unsqueeze(1) + gate.factor**0.5 * few).pool(), share

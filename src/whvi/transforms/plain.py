@@ -12,6 +12,7 @@ from functools import lru_cache
 
 import torch
 from torch import Tensor
+from torch.compiler import is_dynamo_compiling, is_exporting
 
 from whvi._checks import hadamard_factor, refused_order
 from whvi._kernel.backend import PLAIN_TYPES, is_tracing, is_transformed
@@ -88,9 +89,17 @@ def _sides(size: int) -> list[int]:
 
 
 def _side_matrix(size: int, like: Tensor) -> Tensor:
+    if is_exporting() and not is_dynamo_compiling():
+        return torch.tensor(_signs(size), dtype=like.dtype, device=like.device)
     if is_tracing() or is_transformed() or type(like) not in PLAIN_TYPES:
         return hadamard_matrix(size, normalize=False, dtype=like.dtype, device=like.device)
     return _kept_matrix(size, like.dtype, like.device)
+
+
+@lru_cache(maxsize=8)
+def _signs(size: int) -> list[list[float]]:
+    """Return the matrix as numbers: one constant of a graph instead of all that makes it."""
+    return [[1.0 - 2 * (bin(i & k).count("1") % 2) for k in range(size)] for i in range(size)]
 
 
 @lru_cache(maxsize=64)
