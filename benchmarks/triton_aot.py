@@ -21,6 +21,7 @@ os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")  # read at import
 
 import triton
 from triton.backends.compiler import GPUTarget
+from triton.backends.nvidia.compiler import get_ptxas
 from triton.compiler import ASTSource
 
 from whvi._kernel.triton import _TILES, _tile
@@ -30,6 +31,7 @@ RESULT = Path(__file__).parent / "results" / "triton_aot.json"
 ARCHITECTURES = (80, 90)  # A100, H100
 SIZES = (64, 1024, 4096)
 TYPES = {"float32": "*fp32", "bfloat16": "*bf16", "float64": "*fp64"}
+_TARGET = re.compile(r"^\.target (\w+)", re.MULTILINE)
 _RESOURCES = re.compile(r"Used (\d+) registers")
 _SPILLS = re.compile(r"(\d+) bytes spill stores, (\d+) bytes spill loads")
 
@@ -67,12 +69,13 @@ def sources(size: int, name: str) -> Iterator[tuple[ASTSource, int]]:
 
 def resources(ptx: str, architecture: int) -> dict[str, int]:
     """Let ``ptxas`` of the Triton wheel say what a kernel needs."""
-    ptxas = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "ptxas"
-    arch = "sm_90a" if architecture == 90 else f"sm_{architecture}"
+    ptxas = get_ptxas(architecture).path
+    target = _TARGET.search(ptx)
+    assert target is not None
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder) / "kernel.ptx"
         source.write_text(ptx, encoding="utf-8")
-        command = [str(ptxas), "-v", f"--gpu-name={arch}", str(source), "-o", os.devnull]
+        command = [ptxas, "-v", f"--gpu-name={target[1]}", str(source), "-o", os.devnull]
         report = subprocess.run(command, capture_output=True, text=True, check=True).stderr
     registers, spills = _RESOURCES.search(report), _SPILLS.search(report)
     assert registers is not None

@@ -14,6 +14,7 @@ from reproduction.gaps.work import FILES
 from reproduction.records import Record, RecordStore
 from reproduction.report import SummaryRow, markdown_table, number, write_report
 from reproduction.table1.paper import DATASETS
+from whvi.errors import DataError
 
 Choose = Callable[[SummaryRow], float]
 Show = Callable[[SummaryRow], str]
@@ -23,6 +24,8 @@ def write_gaps(folder: Path) -> None:
     """Write ``summary.json``, ``README.md`` and the figures."""
     parts = {part: list(RecordStore(folder / name).read().values()) for part, name in FILES.items()}
     fits = read_toy(folder)
+    if not fits and not any(parts.values()):
+        raise DataError(f"{folder} has no records: there is nothing to report")
     summary = {part: summarise(records) for part, records in parts.items()}
     toy = [{"method": name, **gap_ratio(fit, fits)} for name, fit in fits.items()]
     write_report(folder, {**summary, "toy": toy}, markdown(parts, fits))
