@@ -24,6 +24,7 @@ from whvi.errors import ConfigError, MissingDependencyError
 from whvi.training.process import keep_freed_memory
 
 BACKENDS = ("local", "dask", "ray")
+_SECONDS_TO_CONNECT = 10
 _SECONDS_FOR_WORKERS = 30
 
 
@@ -125,7 +126,7 @@ def _dask(address: str | None) -> Iterator[Engine]:
     import distributed
 
     options: dict[str, Any] = {} if address else {"threads_per_worker": 1, "processes": True}
-    with distributed.Client(address, **options) as client:
+    with distributed.Client(address, timeout=_SECONDS_TO_CONNECT, **options) as client:
         try:
             client.wait_for_workers(1, timeout=_SECONDS_FOR_WORKERS)
         except TimeoutError as error:
