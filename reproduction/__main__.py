@@ -17,6 +17,7 @@ from reproduction.clinc import reproduce_clinc
 from reproduction.clinc.queries import DATASET as CLINC
 from reproduction.deep_gp import reproduce_deep_gp
 from reproduction.demo import run_demo
+from reproduction.engines import BACKENDS
 from reproduction.figure1 import reproduce_figure1
 from reproduction.figure2 import cells, reproduce_figure2
 from reproduction.gaps import PARTS, reproduce_gaps
@@ -249,7 +250,7 @@ def _add_common(parser: argparse.ArgumentParser, *, quick: str) -> None:
 def _add_data_dir(parser: argparse.ArgumentParser, *, kind: str = "UCI_Datasets") -> None:
     otherwise = ", else a download" if kind == "UCI_Datasets" else ""
     named = f"holds {kind}; by default the variable WHVI_DATA names it{otherwise}"
-    parser.add_argument("--data-dir", metavar="FOLDER", help=named)
+    parser.add_argument("--data-dir", type=_absolute, metavar="FOLDER", help=named)
 
 
 def _add_grid(
@@ -259,7 +260,15 @@ def _add_grid(
     add("--methods", nargs="+", choices=methods, metavar="NAME", help=f"of {', '.join(methods)}")
     add("--data", nargs="+", choices=data, metavar="NAME", help=f"of {', '.join(data)}")
     add("--seeds", nargs="+", type=_natural, metavar="K", help="by default those of the full grid")
-    add("--jobs", type=_positive, default=1, help="processes")
+    add(
+        "--jobs",
+        type=_jobs,
+        metavar="K",
+        help="processes, -1 for all cores; by default 1, and all of a cluster",
+    )
+    add("--backend", choices=BACKENDS, default="local", help="who runs: %(choices)s")
+    add("--scheduler", "--address", metavar="ADDRESS",
+        help="of the cluster, such as tcp://host:8786; by default it is started here")  # fmt: skip
     add("--shard", type=_shard, default=(1, 1), metavar="I/N", help="do the I-th of N parts")
     add("--no-progress", action="store_true", help="no progress bar")
     add("--report-only", action="store_true", help="compute nothing, write the report")
@@ -272,7 +281,9 @@ def _options(options: argparse.Namespace, name: str) -> Options:
         methods=options.methods,
         data=options.data,
         seeds=options.seeds,
-        jobs=options.jobs,
+        jobs=options.jobs or (1 if options.backend == "local" else -1),
+        backend=options.backend,
+        scheduler=options.scheduler,
         shard=options.shard,
         progress=not options.no_progress,
         report_only=options.report_only,
@@ -281,7 +292,7 @@ def _options(options: argparse.Namespace, name: str) -> Options:
 
 def _folder(options: argparse.Namespace, name: str) -> Path:
     if options.output:
-        return Path(options.output)
+        return Path(options.output).absolute()
     return RESULTS / (f"{name}-quick" if options.quick else name)
 
 
@@ -296,10 +307,15 @@ def _natural(text: str) -> int:
     raise argparse.ArgumentTypeError(f"a whole number that is not negative, got {text!r}")
 
 
-def _positive(text: str) -> int:
-    if text.isdecimal() and int(text) > 0:
+def _jobs(text: str) -> int:
+    if text == "-1" or (text.isdecimal() and int(text) > 0):
         return int(text)
-    raise argparse.ArgumentTypeError(f"a whole number above 0, got {text!r}")
+    raise argparse.ArgumentTypeError(f"a whole number above 0, or -1 for all, got {text!r}")
+
+
+def _absolute(text: str) -> str:
+    """Name a folder so that other processes find it, too."""
+    return str(Path(text).expanduser().absolute())
 
 
 def _splits(text: str) -> list[int]:

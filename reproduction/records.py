@@ -13,7 +13,7 @@ import os
 import platform
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import IO, Any, final
+from typing import IO, Any, Protocol, final
 
 import numpy as np
 import torch
@@ -24,6 +24,16 @@ from whvi.errors import DataError
 Record = dict[str, Any]
 Key = tuple[str | int, ...]
 KEY_FIELDS = ("method", "dataset", "split", "seed")
+
+
+class Records(Protocol):
+    """What keeps records by key."""
+
+    def read(self) -> dict[Key, Record]:
+        """Return all records by key."""
+
+    def append(self, records: Iterable[Record]) -> int:
+        """Add those records whose keys are new; return how many that were."""
 
 
 @final
@@ -38,7 +48,7 @@ class RecordStore:
     def __init__(
         self, path: str | os.PathLike[str], key_fields: Sequence[str] = KEY_FIELDS
     ) -> None:
-        self.path = Path(path)
+        self.path = Path(path).absolute()  # other processes may run elsewhere
         self._key_fields = tuple(key_fields)
 
     def key(self, record: Record) -> Key:
@@ -52,6 +62,13 @@ class RecordStore:
         except FileNotFoundError:
             return {}
         return self._parse(content)
+
+    def read_some(self) -> dict[Key, Record]:
+        """Return all records, for a report; refuses if there are none."""
+        found = self.read()
+        if not found:
+            raise DataError(f"{self.path} has no records: there is nothing to report")
+        return found
 
     def append(self, records: Iterable[Record]) -> int:
         """Add those records whose keys are new; return how many that were."""
@@ -83,6 +100,26 @@ class RecordStore:
                     f"have it computed again"
                 ) from error
         return found
+
+
+@final
+class CarriedRecords:
+    """The records of a store in memory, for a worker that does not see its file."""
+
+    def __init__(self, store: RecordStore) -> None:
+        self._key, self._found = store.key, store.read()
+        self.added: list[Record] = []
+
+    def read(self) -> dict[Key, Record]:
+        """Return the records of the store and those that were added."""
+        return {**self._found, **{self._key(record): record for record in self.added}}
+
+    def append(self, records: Iterable[Record]) -> int:
+        """Add those records whose keys are new; return how many that were."""
+        known = self.read()
+        new = [record for record in records if self._key(record) not in known]
+        self.added += new
+        return len(new)
 
 
 def software_versions() -> dict[str, str]:

@@ -1,9 +1,9 @@
 """Run a grid of (method, data, split, seed), one record each, in any number of attempts.
 
 A *unit* is what trains in one pass: some splits of one (method, data, seed). A unit whose records
-are partly there goes on with the missing splits. Units are spread over processes by joblib, so a
-Dask or Ray backend spreads them over machines, and ``shard`` divides them among machines that
-share nothing.
+are partly there goes on with the missing splits. Units are spread over processes by joblib, over
+machines by Dask or Ray (``engines.py``), and ``shard`` divides them among machines that share
+nothing.
 """
 
 from __future__ import annotations
@@ -15,13 +15,15 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from joblib import Parallel, delayed
+from joblib import Parallel, cpu_count, delayed
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.progress import TimeElapsedColumn as Elapsed
 from rich.progress import TimeRemainingColumn as Remaining
 
+from reproduction.engines import connected, run_on_engine
 from reproduction.records import Record, RecordStore
+from whvi.errors import DataError
 from whvi.training.process import keep_freed_memory
 
 
@@ -46,7 +48,9 @@ class Options:
         output: Folder of records and report.
         quick: A reduced run that tests the machinery, not the methods.
         methods, data, seeds: Part of the grid; by default everything.
-        jobs: Processes.
+        jobs: Processes, or with a cluster units under way; ``-1`` for all cores.
+        backend: Who runs units: ``"local"`` processes, a ``"dask"`` or a ``"ray"`` cluster.
+        scheduler: Address of the cluster; without, one is started on this machine.
         shard: ``(i, n)``: do every n-th unit, from the i-th; for machines that share nothing.
         progress: Show records done and time left on stderr.
         report_only: Compute no records; make the report from those that are there.
@@ -58,6 +62,8 @@ class Options:
     data: Sequence[str] | None = None
     seeds: Sequence[int] | None = None
     jobs: int = 1
+    backend: str = "local"
+    scheduler: str | None = None
     shard: tuple[int, int] = (1, 1)
     progress: bool = False
     report_only: bool = False
@@ -114,15 +120,30 @@ def run_units(units: Sequence[Unit], work: Work, store: RecordStore, options: Op
     if options.report_only:
         return
     index, count = options.shard
-    remaining = missing_units(units[index - 1 :: count], store)
+    own = units[index - 1 :: count]
+    remaining = missing_units(own, store)
     total = sum(len(unit.splits) for unit in remaining)
     with _progress_bar(total, shown=options.progress) as advance:
-        for unit in _done(remaining, work, store, options.jobs):
+        for unit in _done(remaining, work, store, options):
             advance(unit)
+    if lost := missing_units(own, store):
+        count = sum(len(unit.splits) for unit in lost)
+        raise DataError(
+            f"{count} of {total} records were not made, the first of them by {lost[0]}; "
+            "run it again"
+        )
 
 
-def _done(units: Sequence[Unit], work: Work, store: RecordStore, jobs: int) -> Iterator[Unit]:
+def _done(
+    units: Sequence[Unit], work: Work, store: RecordStore, options: Options
+) -> Iterator[Unit]:
     """Yield units as they are finished."""
+    if options.backend != "local":
+        if units:
+            with connected(options.backend, options.scheduler) as engine:
+                yield from run_on_engine(engine, units, work, store, jobs=options.jobs)
+        return
+    jobs = cpu_count() if options.jobs == -1 else options.jobs
     if jobs == 1:
         for unit in units:
             yield _run_unit(unit, work, store)

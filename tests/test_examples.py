@@ -19,6 +19,7 @@ ARGUMENTS = {  # what each prints at the end
     "deep_gp": ([], "two layers"),
     "gp_regression": (["--output", "gp.png"], "picture: gp.png"),
     "layers_in_pytorch": ([], "90 % interval covers"),
+    "train_distributed": (["--output", "run"], "test MNLL"),
     "toy_regression": (["--output", "toy.png"], "picture: toy.png"),
     "vae": (["--output", "vae.png"], "picture: vae.png"),
 }

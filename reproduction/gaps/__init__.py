@@ -57,7 +57,7 @@ def reproduce_gaps(
             numbers = tuple(k for k in numbers if splits is None or k in splits)
             units += _units(part, dataset, numbers, options)
         store = RecordStore(options.output / FILES[part])
-        work = GapsWork(part, data_dir, options.quick, str(store.path))
+        work = GapsWork(part, data_dir, options.quick, store)
         run_units(units, work, store, options)
     write_gaps(options.output)
     return options.output

@@ -15,6 +15,7 @@ from reproduction.methods import estimator
 from reproduction.records import Record, RecordStore
 from reproduction.report import SummaryRow, markdown_table, number, write_report
 from reproduction.table1.paper import DATASETS
+from whvi.errors import DataError
 
 TABLE_1 = "table1/records.jsonl"
 """Whose estimator is that of this experiment, in distribution."""
@@ -27,6 +28,8 @@ def write_gaps(folder: Path) -> None:
     """Write ``summary.json``, ``README.md`` and the figures."""
     parts = read_parts(folder)
     fits = read_toy(folder)
+    if not fits and not any(parts.values()):
+        raise DataError(f"{folder} has no records: there is nothing to report")
     summary = {part: summarise(records) for part, records in parts.items()}
     toy = [{"method": name, **gap_ratio(fit, fits)} for name, fit in fits.items()]
     write_report(folder, {**summary, "toy": toy}, markdown(parts, fits))

@@ -16,7 +16,7 @@ from reproduction.methods import DataSize, Method
 from reproduction.methods.estimator import ESTIMATORS, evaluate_estimator
 from reproduction.methods.evaluation import evaluate
 from reproduction.methods.selection import Choice, candidates, choose
-from reproduction.records import Record, RecordStore
+from reproduction.records import Record, Records
 from reproduction.runner import Unit
 
 FILES = {"gaps": "records.jsonl", "few": "few.jsonl"}
@@ -32,13 +32,13 @@ class GapsWork:
         part: ``"gaps"``, or ``"few"``: 20 training rows.
         data_dir: Folder that holds ``UCI_Datasets``.
         quick: Few steps and one candidate: a test of the machinery, not of the methods.
-        records_path: File of the records that are there, whose choices others take over.
+        records: Those that are there, whose choices others take over.
     """
 
     part: str
     data_dir: str | None = None
     quick: bool = False
-    records_path: str | None = None
+    records: Records | None = None
 
     def __call__(self, unit: Unit) -> Iterator[Record]:
         """Yield the records of ``unit``, one per split."""
@@ -76,7 +76,7 @@ class GapsWork:
 
     def _kept(self, method: Method, unit: Unit) -> list[Choice]:
         """Return what the records of a method say about its choices, if all are there."""
-        records = RecordStore(self.records_path).read() if self.records_path else {}
+        records = {} if self.records is None else self.records.read()
         keys = [(method.name, unit.dataset, split, unit.seed) for split in unit.splits]
         found = [records[key]["choice"] for key in keys if key in records]
         choices = [Choice(each["settings"], each["noise_factor"], {}, 0.0) for each in found]

@@ -40,9 +40,10 @@ def reproduce_ood(options: Options, *, data_dir: str | None = None) -> Path:
         if missing_package(name) is None
         for seed in seeds
     ]
-    work = OodWork(str(folder / "choices.jsonl"), data_dir, options.quick)
+    choices = RecordStore(folder / "choices.jsonl", ("candidates",))
+    work = OodWork(choices, data_dir, options.quick)
     run_units(units, work, store, options)
-    records = list(store.read().values())
+    records = list(store.read_some().values())
     write_report(folder, summarise(records), markdown(records))
     return folder
 

@@ -15,7 +15,7 @@ from reproduction.gaps.commit import commit
 from reproduction.methods import Settings
 from reproduction.ood.images import load_images
 from reproduction.ood.methods import METHODS, ImageMethod, mixture
-from reproduction.records import Record, RecordStore, software_versions
+from reproduction.records import Record, Records, software_versions
 from reproduction.runner import Unit
 from whvi.metrics import accuracy, auroc, ece, mnll
 from whvi.predictive import Predictive
@@ -53,12 +53,12 @@ class OodWork:
     """Computes the record of a unit: choose, train, predict, score.
 
     Attributes:
-        choices_path: File of what every method has chosen.
+        choices: File of what every method has chosen.
         data_dir: Folder that holds ``images``.
         quick: Few images, one epoch, no choice: a test of the machinery.
     """
 
-    choices_path: str
+    choices: Records
     data_dir: str | None = None
     quick: bool = False
 
@@ -90,12 +90,11 @@ class OodWork:
         """Return the choice of a method, from the file or made now."""
         if self.quick:
             return {**method.candidates[0], "epochs": 1}
-        store = RecordStore(self.choices_path, ("candidates",))
         name = f"{method.layers}: {list(map(dict, method.candidates))}"
-        kept = store.read().get((name,))
+        kept = self.choices.read().get((name,))
         if kept is None:
             kept = {"candidates": name, **choose(method, data)}
-            store.append([kept])
+            self.choices.append([kept])
         chosen: Settings = kept["settings"]
         return chosen
 

@@ -42,13 +42,13 @@ def reproduce_table1(
         scores: File of choices by another grid and the same protocol: candidates that both grids
             have keep its scores.
     """
-    if scores is not None:
-        _check_scores(scores, protocol)
+    known = None if scores is None else _scores_of(scores, protocol)
     folder, quick = options.output, options.quick
     datasets = options.data or (QUICK_DATASETS if quick else DATASETS)
     numbers = {name: _split_numbers(name, splits, quick=quick) for name in datasets}
     store = RecordStore(folder / "records.jsonl")
-    work = Table1Work(str(folder / "choices.jsonl"), data_dir, quick, protocol, scores)
+    choices = RecordStore(folder / "choices.jsonl")
+    work = Table1Work(choices, data_dir, quick, protocol, known)
     units = plan_units(
         options.methods or ROWS,
         numbers,
@@ -57,20 +57,22 @@ def reproduce_table1(
         cost=expected_cost,
     )
     run_units(units, work, store, options)
-    write_table1(store.read().values(), folder)
+    write_table1(store.read_some().values(), folder)
     return folder
 
 
-def _check_scores(path: str, protocol: str) -> None:
+def _scores_of(path: str, protocol: str) -> RecordStore:
     """Refuse validation scores of other splits: their rows may be test rows here."""
     if not Path(path).is_file():
         raise ConfigError(f"there is no file of choices {path!r}; leave it out to choose anew")
-    found = {row.get("protocol", "literature") for row in RecordStore(path).read().values()}
+    store = RecordStore(path)
+    found = {row.get("protocol", "literature") for row in store.read().values()}
     if found - {protocol}:
         raise ConfigError(
             f"{path!r} has choices by the protocol {', '.join(sorted(found))}, not {protocol}; "
             "leave it out to choose anew"
         )
+    return store
 
 
 def _split_numbers(name: str, splits: Sequence[int] | None, *, quick: bool) -> list[int]:

@@ -68,7 +68,8 @@ def rerun(options: Options, *, data_dir: str | None = None) -> list[Comparison]:
     recorded = RecordStore(folder / "records.jsonl").read()
     if not recorded:
         raise DataError(f"{folder} has no records to compare with")
-    work = Table1Work(str(folder / "rerun_choices.jsonl"), data_dir, options.quick)
+    choices = RecordStore(folder / "rerun_choices.jsonl")
+    work = Table1Work(choices, data_dir, options.quick)
     splits = {name: [_SPLIT] for name in options.data or DATASETS}
     units = plan_units(options.methods or METHODS, splits, seeds=(_SEED,), chunk=lambda name: 1)
     store = RecordStore(folder / RERUN_FILE)

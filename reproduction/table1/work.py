@@ -11,7 +11,7 @@ from reproduction.methods.estimator import evaluate_estimator
 from reproduction.methods.evaluation import evaluate
 from reproduction.methods.grids import METHODS
 from reproduction.methods.selection import Choice, Known, Scores, choose, training_work
-from reproduction.records import Record, RecordStore
+from reproduction.records import Record, Records
 from reproduction.runner import Unit
 
 OWN = ("whvi", "whvi-ensemble", "whvi-best", estimator.NAME)
@@ -28,20 +28,20 @@ class Table1Work:
     """Computes a unit of the table: choose, then evaluate; choices are kept for a restart.
 
     Attributes:
-        choices_path: File of the choices.
+        choices: File of the choices.
         data_dir: Folder that holds ``UCI_Datasets``; ``None`` for the environment variable or the
             cache.
         quick: Few steps and one candidate: a test of the machinery, not of the methods.
         protocol: ``"literature"``, the splits that come with the sets, or ``"random"``, the
             paper's own: random 90/10 splits, as many, drawn from the seed of the unit.
-        scores_path: Another file of choices, whose validation scores need not be computed again.
+        scores: Another file of choices, whose validation scores need not be computed again.
     """
 
-    choices_path: str
+    choices: Records
     data_dir: str | None = None
     quick: bool = False
     protocol: str = "literature"
-    scores_path: str | None = None
+    scores: Records | None = None
 
     def __call__(self, unit: Unit) -> Iterator[Record]:
         """Yield the records of ``unit``."""
@@ -82,7 +82,7 @@ class Table1Work:
         return replace(dataset, splits=splits)
 
     def _kept(self, unit: Unit) -> dict[int, Choice]:
-        rows = RecordStore(self.choices_path).read()
+        rows = self.choices.read()
         keys = {k: (unit.method, unit.dataset, k, unit.seed) for k in unit.splits}
         return {k: _choice_of(rows[key]) for k, key in keys.items() if key in rows}
 
@@ -90,8 +90,8 @@ class Table1Work:
         """Return what methods with the same layers have found out about candidates."""
         family = METHODS[unit.method].family
         known: dict[int, dict[str, Scores]] = {}
-        paths = [path for path in (self.scores_path, self.choices_path) if path]
-        for row in (row for path in paths for row in RecordStore(path).read().values()):
+        stores = [store for store in (self.scores, self.choices) if store is not None]
+        for row in (row for store in stores for row in store.read().values()):
             method = METHODS.get(row["method"])  # an earlier grid may have had others
             same = (row["dataset"], row["seed"]) == (unit.dataset, unit.seed)
             if same and method and method.family == family:
@@ -104,7 +104,7 @@ class Table1Work:
             {**name, "split": k, "seed": unit.seed, **choice.as_dict(), "protocol": self.protocol}
             for k, choice in zip(splits, choices, strict=True)
         ]
-        RecordStore(self.choices_path).append(rows)
+        self.choices.append(rows)
 
 
 def _choice_of(row: Record) -> Choice:

@@ -34,10 +34,12 @@ _EXTRAS = {  # optional package -> the extra that installs it
     "scipy": "data",
     "gpytorch": "gp",
     "joblib": "experiments",
+    "triton": "gpu",
 }
 _VARIABLES = {
     "WHVI_KERNEL": "0 turns the compiled kernel off",
     "WHVI_ISA": "avx512, avx2 or baseline chooses its instruction set",
+    "WHVI_TRITON": "0 turns the kernels for CUDA tensors off",
     "WHVI_DATA": "folder that holds UCI_Datasets, tables, images, text, weights",
     "OMP_NUM_THREADS": "threads torch starts with",
 }
@@ -58,18 +60,23 @@ class Check(NamedTuple):
         return self.error <= self.bound
 
 
-def run_checks() -> list[Check]:
+def run_checks(device: str = "cpu") -> list[Check]:
     """Compare the transform with its inverse, and the structured product with a dense matrix."""
-    x = _normal(8, _SIZE).float()
+    where = "" if device == "cpu" else f" on {device}"
+    x = _normal(8, _SIZE).float().to(device)
     inverse_error = (fwht(fwht(x)) - x).abs().max().item()
     # each of 2 log2(D) levels rounds once, and entries stay below 5
     inverse_bound = 5 * 20 * torch.finfo(x.dtype).eps
-    rows, (s1, g, s2) = _normal(8, 64), _normal(3, 64)
+    rows, (s1, g, s2) = _normal(8, 64).to(device), _normal(3, 64).to(device)
     dense = rows @ dense_matrix(s1, g, s2).T
     product_error = (structured_product(rows, s1, g, s2) - dense).abs().max().item()
     return [
-        Check("fwht(fwht(x)) = x", inverse_error, inverse_bound),
-        Check("structured_product = dense matrix", product_error, 1e-12 * dense.abs().max().item()),
+        Check(f"fwht(fwht(x)) = x{where}", inverse_error, inverse_bound),
+        Check(
+            f"structured_product = dense matrix{where}",
+            product_error,
+            1e-12 * dense.abs().max().item(),
+        ),
     ]
 
 
@@ -142,7 +149,7 @@ def _best_of(call: Callable[[], Tensor]) -> float:
 
 def main() -> int:
     """Print kernel, versions, environment and self-check, and return the exit code."""
-    checks = run_checks()
+    checks = run_checks() + (run_checks("cuda") if torch.cuda.is_available() else [])
     lines = [*_kernel_lines(), *_environment_lines(), "", "self-check"]
     for check in checks:
         verdict = "ok" if check.is_passed else "WRONG"

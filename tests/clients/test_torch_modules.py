@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -13,6 +15,7 @@ from torch.utils.checkpoint import checkpoint_sequential
 from tests.clients.task import network, table
 from whvi import (
     LocalReparameterization,
+    MeanFieldLinear,
     MeanWeights,
     WHVIConv2d,
     WHVILinear,
@@ -21,6 +24,7 @@ from whvi import (
     kl,
     sampling,
 )
+from whvi.errors import ConfigError
 from whvi.likelihoods import Gaussian
 
 
@@ -58,6 +62,18 @@ def test_an_encoder_of_such_layers() -> None:
 def test_norms_of_weights_are_refused(name: str, layer: nn.Module) -> None:
     with pytest.raises(ValueError, match="does not have a parameter"):
         getattr(nn.utils.parametrizations, name)(layer)
+
+
+@pytest.mark.filterwarnings("ignore:.*deprecated")
+@pytest.mark.parametrize("name", ["weight_norm", "spectral_norm"])
+@pytest.mark.parametrize("layer", [WHVILinear(4, 4), MeanFieldLinear(4, 4), WHVIConv2d(2, 2, 3)])
+def test_older_norms_of_weights_are_refused(name: str, layer: nn.Module) -> None:
+    before = {key: value.clone() for key, value in layer.state_dict().items()}
+    with pytest.raises(ConfigError, match="no parameter 'weight' to normalise"):
+        getattr(nn.utils, name)(layer)
+    assert layer.state_dict().keys() == before.keys()
+    again = pickle.loads(pickle.dumps(copy.deepcopy(layer)))
+    assert all(torch.equal(again.state_dict()[key], before[key]) for key in before)
 
 
 def test_averages_of_weights() -> None:

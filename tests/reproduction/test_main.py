@@ -31,13 +31,18 @@ WRONG = {
     "option of another": ("figure1 --jobs 2 -o {folder}", "unrecognized arguments: --jobs"),
     "scores of another": ("figure2 --scores a -o {folder}", "unrecognized arguments: --scores"),
     "no such scores": ("table1 --scores a -o {folder}", "no file of choices 'a'"),
-    "no jobs": ("table1 --jobs 0 -o {folder}", "above 0, got '0'"),
+    "no jobs": ("table1 --jobs 0 -o {folder}", "above 0, or -1 for all, got '0'"),
     "demo into a file": ("demo -o {file}", "cannot make the folder"),
     "figure into a file": ("figure1 --quick -o {file}", "{file}"),
     "data that are not there": (
         "table1 --quick --no-progress --methods whvi --data-dir {folder} -o {folder}/t",
         "has no folder UCI_Datasets",
     ),
+    "nothing to report, table1": ("table1 --report-only -o {folder}", "nothing to report"),
+    "nothing to report, figure2": ("figure2 --report-only -o {folder}", "nothing to report"),
+    "nothing to report, gaps": ("gaps --report-only -o {folder}", "nothing to report"),
+    "nothing to report, ood": ("ood --report-only -o {folder}", "nothing to report"),
+    "unknown backend": ("table1 --backend magic -o {folder}", "invalid choice: 'magic'"),
     "nothing to check": ("table1 --check -o {folder}", "no records to compare with"),
 }
 
@@ -101,16 +106,24 @@ def test_options_reach_the_experiment(
         "seeds": [1, 2],
         "splits": [0, 1, 2, 7],
         "jobs": 3,
+        "backend": "local",
+        "scheduler": None,
         "shard": (2, 3),
         "progress": True,
         "report_only": False,
-        "data_dir": "d",
+        "data_dir": str(Path("d").absolute()),
         "protocol": "literature",
         "scores": None,
     }
     assert main(["table1", "--protocol", "random", "--no-progress"]) == 0
     assert seen["output"] == command.RESULTS / "table1-random"
     assert not seen["progress"]
+    assert seen["jobs"] == 1
+    assert main(["table1", "--backend", "dask", "--scheduler", "tcp://a:1", "-o", "there"]) == 0
+    assert (seen["backend"], seen["scheduler"], seen["jobs"]) == ("dask", "tcp://a:1", -1)
+    assert seen["output"] == Path("there").absolute()
+    assert main(["table1", "--backend", "ray", "--address", "auto", "--jobs", "4"]) == 0
+    assert (seen["backend"], seen["scheduler"], seen["jobs"]) == ("ray", "auto", 4)
     assert capsys.readouterr().out.endswith("README.md\n")
 
 

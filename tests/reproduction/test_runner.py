@@ -11,6 +11,7 @@ import pytest
 from reproduction.records import RecordStore
 from reproduction.runner import Options, Unit, missing_units, plan_units, run_units
 from tests.reproduction.grid_job import METHODS, SPLITS, work
+from whvi.errors import DataError
 
 JOB = Path(__file__).with_name("grid_job.py")
 ALL_KEYS = sorted([m, d, s, 0] for m in METHODS for d, numbers in SPLITS.items() for s in numbers)
@@ -61,6 +62,29 @@ def test_joblib_spreads_the_units_with_any_backend(tmp_path: Path) -> None:
     with joblib.parallel_config(backend="threading"):
         run_units(units, work, store, Options(output=tmp_path, jobs=2))
     assert keys_of(store.path) == ALL_KEYS
+
+
+def test_all_cores(tmp_path: Path) -> None:
+    store = RecordStore(tmp_path / "records.jsonl")
+    units = plan_units(METHODS, SPLITS, chunk=lambda name: 20)
+    with joblib.parallel_config(backend="threading"):
+        run_units(units, work, store, Options(output=tmp_path, jobs=-1))
+    assert keys_of(store.path) == ALL_KEYS
+
+
+def test_records_that_were_not_made_are_an_error(tmp_path: Path) -> None:
+    store = RecordStore(tmp_path / "records.jsonl")
+
+    def lazy(unit: Unit) -> list[dict[str, object]]:
+        return list(work(unit))[1:]
+
+    with pytest.raises(DataError, match="2 of 4 records were not made"):
+        run_units(
+            [Unit("a", "d", (0, 1), 0), Unit("b", "d", (0, 1), 0)],
+            lazy,
+            store,
+            Options(output=tmp_path),
+        )
 
 
 def test_the_progress_bar_leaves_stdout_alone(

@@ -1,14 +1,17 @@
 """Which kernel runs: the compiled one, or none and why.
 
 Environment variables, read once at import: ``WHVI_KERNEL=0`` turns the compiled kernel off,
-``WHVI_ISA`` (``avx512``, ``avx2``, ``baseline``) chooses its instruction set.
+``WHVI_ISA`` (``avx512``, ``avx2``, ``baseline``) chooses its instruction set, ``WHVI_TRITON=0``
+turns the kernels for CUDA tensors off.
 """
 
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import os
 from collections.abc import Sequence
+from functools import lru_cache
 from types import ModuleType
 from typing import NamedTuple
 
@@ -49,6 +52,28 @@ kernel = backend.kernel
 def kernel_takes(x: Tensor) -> bool:
     """Tell whether the compiled kernel may read the memory of ``x``."""
     return kernel is not None and x.is_cpu and x.dtype in KERNEL_DTYPES and type(x) in PLAIN_TYPES
+
+
+_GPU_OFF = os.environ.get("WHVI_TRITON", "1") == "0"
+_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+
+
+@lru_cache(maxsize=1)
+def gpu_kernels() -> ModuleType | None:
+    """Return the Triton kernels, or ``None`` if they are turned off or Triton is absent."""
+    if _GPU_OFF or importlib.util.find_spec("triton") is None:
+        return None
+    import whvi._kernel.triton as kernels
+
+    return kernels
+
+
+def gpu_takes(x: Tensor) -> bool:
+    """Tell whether the Triton kernels may read the memory of ``x``, now."""
+    if not (x.is_cuda or _INTERPRETED) or is_tracing():
+        return False
+    kernels = gpu_kernels()
+    return kernels is not None and bool(kernels.takes(x))
 
 
 def is_tracing() -> bool:

@@ -21,7 +21,16 @@ from torch._C import _are_functorch_transforms_active, _is_tracing, _len_torch_d
 from torch.autograd import forward_ad
 from torch.compiler import is_compiling, is_exporting
 
-from whvi._kernel.backend import KERNEL_DTYPES, PLAIN_TYPES, differentiable_gradients, kernel
+from whvi._checks import is_power_of_two
+from whvi._kernel.backend import (
+    KERNEL_DTYPES,
+    PLAIN_TYPES,
+    differentiable_gradients,
+    gpu_kernels,
+    gpu_takes,
+    is_transformed,
+    kernel,
+)
 from whvi._kernel.layout import BlockPlan, Layout, Shape, Views, views_of
 from whvi._kernel.noise import normal_from_seed
 from whvi.transforms import fwht
@@ -113,10 +122,21 @@ def _compose(operands: Operands, views: Views, noise: Tensor | None, log_scale: 
         g = g + (scale.exp() if log_scale else scale) * noise
     if x.shape[-1] < s2.shape[-1]:
         x = torch.nn.functional.pad(x, (0, s2.shape[-1] - x.shape[-1]))
-    y = s1 * fwht(g * fwht(s2 * x))
+    y = _on_gpu((x, s1, g, s2), views)
+    if y is None:
+        y = s1 * fwht(g * fwht(s2 * x))
     if views.has_blocks:
         y = y.flatten(-2)[..., : views.out[-1]]
     return y if operands.bias is None else y + operands.bias.reshape(views.bias).squeeze(-2)
+
+
+def _on_gpu(operands: tuple[Tensor, ...], views: Views) -> Tensor | None:
+    """Run the product in one Triton kernel, if there is one that takes the operands."""
+    usable = is_power_of_two(operands[1].shape[-1]) and gpu_takes(operands[0])
+    if not usable or is_transformed() or (kernels := gpu_kernels()) is None:
+        return None
+    y: Tensor | None = kernels.structured_product(operands, has_blocks=views.has_blocks)
+    return y
 
 
 def _can_be_an_operator(operands: Given) -> bool:

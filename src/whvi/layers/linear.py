@@ -28,6 +28,23 @@ from whvi.transforms import TransformLike
 Device = torch.device | str | None
 
 
+class _Parameters(dict[str, nn.Parameter | None]):
+    """Parameters of a layer, among which ``torch.nn.utils.weight_norm`` looks for a weight."""
+
+    def __missing__(self, name: str) -> nn.Parameter:
+        if name == "weight":
+            raise ConfigError(
+                "a Bayesian layer has no parameter 'weight' to normalise: its weights are drawn; "
+                "leave it out of weight_norm and spectral_norm"
+            )
+        raise KeyError(name)
+
+    def __delitem__(self, name: str) -> None:
+        if name not in self:
+            self.__missing__(name)
+        super().__delitem__(name)
+
+
 class RandomAffine(BayesianLayer):
     """``y = W x + b`` on rows made of the input: what linear layers and convolutions share.
 
@@ -48,6 +65,7 @@ class RandomAffine(BayesianLayer):
         groups: int = 1,
     ) -> None:
         super().__init__()
+        self.__dict__["_parameters"] = _Parameters()
         self.matrix, self.groups = matrix, groups
         self.batch_shape = matrix.batch_shape if groups == 1 else matrix.batch_shape[:-1]
         self.bias_posterior, self.bias_prior = None, EmpiricalBayesPrior()

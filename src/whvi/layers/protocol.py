@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator
 from functools import reduce
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.fx import Proxy
 from torch.optim.swa_utils import AveragedModel
@@ -121,7 +124,31 @@ def kl_per_layer(model: nn.Module) -> dict[str, Tensor]:
     first = next(model.parameters(), torch.empty(0))
     generator = torch.Generator(first.device).manual_seed(0)
     with sampling(LocalReparameterization(generator)):
-        return {names[layer]: layer.kl() for layer in bayesian_layers(model)}
+        layers = bayesian_layers(model)
+        with _whole_parameters(layers):
+            return {names[layer]: layer.kl() for layer in layers}
+
+
+@contextlib.contextmanager
+def _whole_parameters(layers: Iterable[nn.Module]) -> Iterator[None]:
+    """Gather parameters that FSDP has cut into shards (DTensors), for a computation with all.
+
+    Every rank then has the same value, and a shard gets its part of the gradient: a KL counts once.
+    """
+    shards = [
+        (module._parameters, name, p)
+        for layer in layers
+        for module in layer.modules()
+        for name, p in module._parameters.items()
+        if hasattr(p, "full_tensor")
+    ]
+    try:
+        for parameters, name, shard in shards:
+            parameters[name] = shard.full_tensor()  # type: ignore[union-attr]
+        yield
+    finally:
+        for parameters, name, shard in shards:
+            parameters[name] = shard
 
 
 class ModelKL:
@@ -134,7 +161,8 @@ class ModelKL:
     def __init__(self, model: nn.Module) -> None:
         self._pairs: list[tuple[Posterior, Prior]] = []
         self._others: list[BayesianLayer] = []
-        for layer in bayesian_layers(model):
+        self._layers = bayesian_layers(model)
+        for layer in self._layers:
             terms = layer.kl_terms()
             if terms is None:
                 self._others.append(layer)
@@ -143,6 +171,12 @@ class ModelKL:
 
     def __call__(self) -> Tensor:
         """Return the sum in nats, shape ``batch_shape``."""
+        if dist.is_available() and dist.is_initialized():  # else nothing can be cut into shards
+            with _whole_parameters(self._layers):
+                return self._sum()
+        return self._sum()
+
+    def _sum(self) -> Tensor:
         terms = [layer.kl() for layer in self._others]
         if self._pairs:
             with without_autocast(self._pairs[0][0].loc):

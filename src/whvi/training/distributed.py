@@ -8,7 +8,7 @@ those of the module it wraps; :func:`average_over_ranks` does it for all others.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -36,6 +36,16 @@ class Ranks(NamedTuple):
         return slice(self.rank * size, (self.rank + 1) * size)
 
 
+def check_whole(parameters: Mapping[str, Tensor]) -> None:
+    """Refuse parameters that FSDP has cut into shards."""
+    shards = [name for name, p in parameters.items() if hasattr(p, "full_tensor")]
+    if shards:
+        raise ConfigError(
+            f"fit does not train sharded parameters (the first is {shards[0]}); use "
+            "DistributedDataParallel, or whvi.elbo in a loop of your own (docs/distributed.md)"
+        )
+
+
 def current_ranks() -> Ranks:
     """Return rank and world size of ``torch.distributed``, or one process if it is not in use."""
     if dist.is_available() and dist.is_initialized():
@@ -55,6 +65,17 @@ def unmanaged(model: nn.Module, parameters: Sequence[nn.Parameter]) -> list[int]
     """Return which of ``parameters`` have gradients that nobody averages yet."""
     managed = set(model.parameters()) if isinstance(model, DistributedDataParallel) else set()
     return [i for i, parameter in enumerate(parameters) if parameter not in managed]
+
+
+def average_gradients(parameters: Iterable[nn.Parameter]) -> None:
+    """Average the gradients of parameters that no wrapper averages, such as a likelihood's.
+
+    For a training loop of one's own, after ``backward()``, on every rank; see docs/distributed.md.
+    :func:`whvi.fit` needs no such call.
+    """
+    gradients = [p.grad for p in parameters if p.grad is not None]
+    if gradients and current_ranks().world_size > 1:
+        average_over_ranks(gradients, gradients[0].new_empty(0))
 
 
 def average_over_ranks(gradients: Sequence[Tensor], extra: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ from whvi.likelihoods import Likelihood
 from whvi.training.batches import Batch, BatchSource, batch_source, check_pair, tensor_digest
 from whvi.training.checkpoint import Checkpoints, resumed
 from whvi.training.config import FitConfig, learning_rate, seeded_generator
-from whvi.training.distributed import broadcast_from_first, current_ranks
+from whvi.training.distributed import broadcast_from_first, check_whole, current_ranks
 from whvi.training.gradients import check_finite_tensors
 from whvi.training.history import History, StepRecord, Value, progress_bar
 from whvi.training.process import deferred_interrupts
@@ -80,6 +80,7 @@ def fit(
     if validation is not None:
         check_pair("validation", *validation, state)
     if state.ranks.world_size > 1:
+        check_whole(state.parameters)
         broadcast_from_first(state.changing().values())
     with contextlib.ExitStack() as stack:
         keep = None

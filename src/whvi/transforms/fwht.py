@@ -1,8 +1,8 @@
 r"""``fwht(x)``: multiply by the orthonormal Walsh-Hadamard matrix ``H`` in O(D log D).
 
 ``H`` is symmetric and its own inverse, so the gradient of the transform is the transform. It runs
-in the compiled kernel on CPU tensors, as an operator that torch.compile can see, as a function that
-torch.func can differentiate, or as plain matrix products.
+in the compiled kernel on CPU tensors, in Triton on CUDA tensors, as an operator that torch.compile
+can see, as a function that torch.func can differentiate, or as plain matrix products.
 """
 
 from __future__ import annotations
@@ -12,8 +12,15 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from whvi._checks import hadamard_factor, refused_order
-from whvi._kernel.backend import is_tracing, is_transformed, kernel, kernel_takes
+from whvi._checks import hadamard_factor, is_power_of_two, refused_order
+from whvi._kernel.backend import (
+    gpu_kernels,
+    gpu_takes,
+    is_tracing,
+    is_transformed,
+    kernel,
+    kernel_takes,
+)
 from whvi.errors import ShapeError
 from whvi.transforms.plain import fwht_plain
 
@@ -68,7 +75,7 @@ def _check(x: Tensor, dim: int) -> None:
 
 
 def _transform(x: Tensor, normalize: bool) -> Tensor:
-    if x.dtype in _HALF_TYPES:
+    if x.dtype in _HALF_TYPES and not _on_gpu(x):
         return _transform(x.float(), normalize).to(x.dtype)
     if is_tracing():
         compiling = torch.compiler.is_compiling() and not torch.compiler.is_exporting()
@@ -77,17 +84,23 @@ def _transform(x: Tensor, normalize: bool) -> Tensor:
     if is_transformed():
         # torch does not annotate apply()
         return _Composable.apply(x, normalize)  # type: ignore[no-untyped-call, no-any-return]
-    if not kernel_takes(x):
+    if not (kernel_takes(x) or _on_gpu(x)):
         return fwht_plain(x, normalize)
     if x.requires_grad and torch.is_grad_enabled():
         return cast(Tensor, _direct(x, normalize))
     return _run(x, normalize)
 
 
+def _on_gpu(x: Tensor) -> bool:
+    """Tell whether the Triton kernels take ``x``: rows of ``2**k`` entries."""
+    return is_power_of_two(x.shape[-1]) and gpu_takes(x)
+
+
 def _run(x: Tensor, normalize: bool) -> Tensor:
     """Run on real memory, outside autograd."""
     if not kernel_takes(x):
-        return fwht_plain(x, normalize)
+        kernels = gpu_kernels() if _on_gpu(x) else None
+        return fwht_plain(x, normalize) if kernels is None else kernels.transform(x, normalize)
     result = torch.empty(x.shape, dtype=x.dtype)
     _call_kernel(x.detach().contiguous(), result, normalize)
     return result

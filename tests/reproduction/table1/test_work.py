@@ -36,7 +36,7 @@ def test_one_cell_stays_inside_its_band(uci_root: str, tmp_path: Path) -> None:
 def test_choices_are_kept_for_a_restart(
     uci_root: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    work = Table1Work(str(tmp_path / "choices.jsonl"), uci_root, quick=True)
+    work = Table1Work(RecordStore(tmp_path / "choices.jsonl"), uci_root, quick=True)
     unit = Unit("hist-gradient-boosting", "yacht", (0, 1), 0)
     before = list(work(unit))
 
@@ -61,7 +61,7 @@ def test_scores_are_shared_within_a_family_a_data_set_and_a_seed_only(tmp_path: 
         {"method": m, "dataset": d, "split": 2, "seed": k, "scores": {f"{m} {d} {k}": {}}}
         for m, d, k in named
     )
-    work = Table1Work(str(path))
+    work = Table1Work(RecordStore(path))
     known = work._scores_of_family(Unit("whvi-best", "yacht", (2,), 0))
     assert known == {2: {"whvi yacht 0": {}}}
 
@@ -77,9 +77,9 @@ def test_scores_of_an_earlier_grid_are_kept(tmp_path: Path) -> None:
     )
     RecordStore(new).append([{**name, "method": "noisy-kfac", "scores": {"both": {"rmse": 2.0}}}])
     unit = Unit("noisy-kfac", "yacht", (1,), 0)
-    known = Table1Work(str(new), scores_path=str(old))._scores_of_family(unit)
+    known = Table1Work(RecordStore(new), scores=RecordStore(old))._scores_of_family(unit)
     assert known == {1: {"both": {"rmse": 2.0}, "gone": {}}}
-    assert Table1Work(str(new))._scores_of_family(unit) == {1: {"both": {"rmse": 2.0}}}
+    assert Table1Work(RecordStore(new))._scores_of_family(unit) == {1: {"both": {"rmse": 2.0}}}
 
 
 def test_scores_of_other_splits_are_refused(
@@ -118,7 +118,7 @@ def test_kept_scores_are_not_computed_again(
 
 def test_the_papers_protocol_draws_its_own_splits(uci_root: str, tmp_path: Path) -> None:
     unit = Unit("whvi", "yacht", (0,), 3)
-    work = Table1Work(str(tmp_path / "choices.jsonl"), uci_root, protocol="random")
+    work = Table1Work(RecordStore(tmp_path / "choices.jsonl"), uci_root, protocol="random")
     dataset, given = work._dataset(unit), load_uci("yacht", uci_root)
     assert len(dataset.splits) == len(given.splits) == 20
     for split in dataset.splits:
