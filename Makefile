@@ -33,7 +33,7 @@ test: $(STAMP) browser
 # packages that layers are used with, at small size; `make test` skips those that are absent
 clients: $(STAMP)
 	$(PY) -m pip install --quiet -c constraints.txt -e ".[clients,dev]"
-	$(PY) -m pytest -n $(TEST_JOBS) tests/clients
+	$(PY) -m pytest -n $(TEST_JOBS) tests/clients tests/_kernel/test_triton.py
 
 check: $(STAMP) browser
 	$(PY) -m ruff format --check .
