@@ -18,7 +18,6 @@ from whvi.training.config import seeded_generator
 DATASETS = ("mnist", "fashion-mnist")
 BINARISATION_SEED = 2021
 SHUFFLE_SEED = 2022
-HELD_OUT = 5_000  # last training images, on which settings were chosen
 _QUICK_TRAIN, _QUICK_TEST = 600, 60
 
 

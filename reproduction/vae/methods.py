@@ -1,7 +1,7 @@
 """The autoencoders of the experiment: 784–512–512–50 of three kinds of layers, and an ensemble.
 
-All train for the same epochs in the same batches; learning rates were chosen on the held-out last
-5,000 training images of binarised MNIST (seed 0, two epochs) and are the same for both sets.
+All train for the same epochs in the same batches; learning rates were chosen on the last 5,000
+training images of binarised MNIST (``reproduction/vae.md``) and are the same for both sets.
 """
 
 from __future__ import annotations
