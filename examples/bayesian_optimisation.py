@@ -2,6 +2,8 @@
 
 Every method starts from the same points and maximises the same acquisition function, qLogEI, one
 point at a time. Records of finished runs are kept, so that a stopped run goes on from there.
+
+    python examples/bayesian_optimisation.py [--output FOLDER] [--surrogate NAME] [--quick]
 """
 
 from __future__ import annotations
@@ -226,6 +228,7 @@ def main() -> None:
     names = arguments.surrogate or list(SURROGATES)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", BotorchWarning)
+        warnings.filterwarnings("ignore", "Optimization failed", RuntimeWarning)  # tried again
         records = run_all(arguments.output, problems, seeds, names)
     summary = summarise(records)
     (arguments.output / "summary.json").write_text(json.dumps(summary, indent=1) + "\n")
