@@ -2,6 +2,8 @@
 
 Every method starts from the same points and maximises the same acquisition function, qLogEI, one
 point at a time. Records of finished runs are kept, so that a stopped run goes on from there.
+
+    python examples/bayesian_optimisation.py [--output FOLDER] [--surrogate NAME] [--quick]
 """
 
 from __future__ import annotations
@@ -70,16 +72,17 @@ def random_feature_gp(x: Tensor, y: Tensor) -> Model:
 def maximise_evidence(process: RandomFeatureGP, x: Tensor, y: Tensor) -> None:
     """Maximise ``log N(z; 0, K + σ² I)`` and two priors.
 
-    Few rows say little about many lengthscales: ``log ℓ ~ N(√2 + log(d) / 2, 3)``, the prior of
-    SingleTaskGP (Hvarfner et al., 2024). Little noise is expected: ``log σ² ~ N(−9, 9)``.
+    Few rows say little about many lengthscales. Their prior is that of SingleTaskGP, log-normal
+    with parameters ``√2 + log(d) / 2`` and ``√3`` (Hvarfner et al., 2024). Little noise is
+    expected: ``log σ² ~ N(−9, 9)``.
     """
     features, log_noise = process.layer.features, process.likelihood.log_noise_variance
-    middle = math.sqrt(2) + 0.5 * math.log(x.shape[1])
+    middle = math.sqrt(2) + 0.5 * math.log(x.shape[1]) - 3  # log of the prior's mode
     with torch.no_grad():
-        features.log_lengthscale.fill_(middle - 1)
+        features.log_lengthscale.fill_(middle)
         log_noise.fill_(math.log(1e-4))
     z, one = (y - y.mean()) / y.std(correction=0), torch.eye(len(x), dtype=x.dtype)
-    trained = [features.log_lengthscale, log_noise]
+    trained = [features.log_lengthscale, features.log_variance, log_noise]
     optimizer = torch.optim.LBFGS(trained, max_iter=40, line_search_fn="strong_wolfe")
 
     def loss() -> Tensor:
@@ -88,7 +91,8 @@ def maximise_evidence(process: RandomFeatureGP, x: Tensor, y: Tensor) -> None:
         half = torch.linalg.solve_triangular(factor, z.unsqueeze(-1), upper=False)
         evidence = -0.5 * half.square().sum() - factor.diagonal().log().sum()
         prior = (features.log_lengthscale - middle).square().sum() / 6
-        value = prior + (log_noise + 9).square().sum() / 18 - evidence
+        prior = prior + features.log_variance.square() / 8 + (log_noise + 9).square().sum() / 18
+        value = prior - evidence
         value.backward()
         return value
 
@@ -224,6 +228,7 @@ def main() -> None:
     names = arguments.surrogate or list(SURROGATES)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", BotorchWarning)
+        warnings.filterwarnings("ignore", "Optimization failed", RuntimeWarning)  # tried again
         records = run_all(arguments.output, problems, seeds, names)
     summary = summarise(records)
     (arguments.output / "summary.json").write_text(json.dumps(summary, indent=1) + "\n")

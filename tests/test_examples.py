@@ -15,6 +15,7 @@ for package in ("matplotlib", "rich", "sklearn"):
 EXAMPLES = Path(__file__).parents[1] / "examples"
 ARGUMENTS = {  # what each prints at the end
     "adapt_transformer": ([], "adapter: "),
+    "bayesian_optimisation": (["--output", "bo"], "median final regret"),
     "classify_digits": ([], "wrong predictions"),
     "deep_gp": ([], "two layers"),
     "gp_regression": (["--output", "gp.png"], "picture: gp.png"),
@@ -51,5 +52,7 @@ def test_no_example_needs_the_reproduction():
 def test_example_runs(name, tmp_path):
     if name == "adapt_transformer":
         pytest.importorskip("transformers", reason="transformers is not installed: make clients")
+    if name == "bayesian_optimisation":
+        pytest.importorskip("botorch", reason="botorch is not installed: make clients")
     arguments, expected = ARGUMENTS[name]
     assert expected in run(name, arguments, tmp_path)

@@ -244,11 +244,11 @@ class _Draws:
                 with torch.no_grad():
                     self.model(rows[:1].expand(self.num_draws, 1, -1))
                 self.is_drawn = True
-            f = self.model(rows.expand(self.num_draws, *rows.shape))[..., : self.num_outputs]
-        f = f.double().unflatten(1, X.shape[:-1]).movedim(0, -3)
-        if not isinstance(self.likelihood, RealLikelihood):
-            return f
-        return self.likelihood.target_mean.double() + self.likelihood.target_scale.double() * f
+            f: Tensor = self.model(rows.expand(self.num_draws, *rows.shape))
+        f = f[..., : self.num_outputs].double().unflatten(1, X.shape[:-1]).movedim(0, -3)
+        if isinstance(self.likelihood, RealLikelihood):
+            f = self.likelihood.target_mean.double() + self.likelihood.target_scale.double() * f
+        return f
 
     def posterior(self, X: Tensor, observation_noise: bool, outputs: Any) -> Posterior:
         """Return the draws as an ensemble."""
