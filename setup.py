@@ -25,11 +25,13 @@ kernel = Extension(
             "element",
             "vectors",
             "butterflies",
+            "orders",
             "product",
             "tasks",
             "exponential",
             "gaussian",
             "column",
+            "reflections",
         )
     ],
     define_macros=[("Py_LIMITED_API", "0x030A0000")],

@@ -122,6 +122,8 @@ FLOORS = [
     _product(2048, "whvi", 70),
     _product(128, "whvi, noise per row", 1.2),
     _product(1024, "whvi, noise per row", 20),
+    Floor("orders", {}, "whvi", "padded", at_most=1),
+    Floor("orders", {}, "whvi", "next power of two", at_most=1),
     Floor(
         "noise", {"entries": ("2^13", "2^16", "2^20", "2^24")}, "torch.randn", "whvi", at_least=2.5
     ),

@@ -311,10 +311,10 @@ static void NAME(row_around)(const T *src, T *dst, size_t size, T scale, T *scra
   NAME(top_around)(scratch, dst, done, radix, scale, coming);
 }
 
-/* Contiguous rows of any size. With `scratch` (size entries, at most LEAF) results go around the
- * cache. */
-static void NAME(rows)(const void *from, void *to, size_t rows, size_t size, double factor,
-                       void *scratch) {
+/* Contiguous rows of a power of two. With `scratch` (size entries, at most LEAF) results go around
+ * the cache. */
+static void NAME(power_rows)(const void *from, void *to, size_t rows, size_t size, double factor,
+                             void *scratch) {
   const T *src = from;
   T *dst = to;
   const T scale = (T)factor;
@@ -344,14 +344,4 @@ static void NAME(rows)(const void *from, void *to, size_t rows, size_t size, dou
       NAME(long_row)(src, dst, size, scale);
     }
   }
-}
-
-/* A share of one long row split in eight parts: first the parts, then (second phase) the columns
- * of the top pass. Used to spread a single row over threads. */
-static void NAME(row_part)(const void *from, void *to, size_t size, size_t part) {
-  const size_t at = part * (size / 8);
-  NAME(long_row)((const T *)from + at, (T *)to + at, size / 8, 1);
-}
-static void NAME(row_columns)(void *to, size_t size, size_t begin, size_t end, double scale) {
-  NAME(top_pass)(to, size / 8, 8, begin, end, (T)scale);
 }

@@ -4,6 +4,8 @@
 
 #include "butterflies.h"
 
+#include "orders.h"
+
 #include "exponential.h"
 
 #include "product.h"
@@ -13,6 +15,8 @@
 #include "gaussian.h"
 
 #include "column.h"
+
+#include "reflections.h"
 
 #undef V
 #undef LOAD
@@ -35,6 +39,7 @@
 #undef LANE_2
 #undef LANE_4
 #undef LANE_8
+#undef LANE_LEVELS
 #undef BLOCK
 #undef LEAF
 #undef SHORT_ROWS_BLOCK

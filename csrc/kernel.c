@@ -69,10 +69,21 @@ typedef struct {
   int64_t chunk_rows, chunks; /* rows of W in a task, tasks of a replica */
 } Column;
 
+/* Levels of reflections of rows, for each replica, upwards or (reverse) downwards. */
+typedef struct {
+  int64_t replicas, rows, size, levels, reverse;
+  const void *cosines, *sines; /* (replicas, levels, size / 2) */
+  const void *x;               /* the input, or (backward) the gradient that came in */
+  void *y;                     /* the output */
+  void *grad_x, *partials;     /* gradients; that of the angles (replicas, chunks, levels, size / 2) */
+  void *lanes;                 /* coefficients of levels inside a vector, spread */
+  int64_t chunk_rows, chunks;
+} Levels;
+
 typedef struct {
   void (*rows)(const void *, void *, size_t, size_t, double, void *);
-  void (*row_part)(const void *, void *, size_t, size_t);
-  void (*row_columns)(void *, size_t, size_t, size_t, double);
+  void (*row_part)(const void *, void *, size_t, size_t, double);
+  void (*row_columns)(const void *, void *, size_t, size_t, size_t, double);
   void (*normals)(uint64_t, uint64_t, size_t, void *);
   void (*forward_task)(const Product *, int64_t, void *);
   void (*backward_task)(const Product *, int64_t, void *);
@@ -85,6 +96,10 @@ typedef struct {
   void (*column_forward_task)(const Column *, int64_t, void *);
   void (*column_backward_task)(const Column *, int64_t, void *);
   void (*column_reduce)(const Column *, int64_t, int64_t, int64_t, void *);
+  void (*spread_lanes)(const void *, const void *, int64_t, void *);
+  void (*levels_task)(const Levels *, int64_t, void *);
+  void (*levels_backward_task)(const Levels *, int64_t, void *);
+  size_t (*levels_scratch)(const Levels *, int);
   size_t element_bytes, leaf, vector_bytes;
 } Routines;
 
@@ -100,6 +115,12 @@ typedef struct {
 #endif
 
 #include "threads.h"
+
+/* m of a size m 2^k: 1, or 12, 20, 28 for the odd parts 3, 5, 7. */
+INLINE size_t order_of(size_t size) {
+  const size_t odd = size ? size >> __builtin_ctzll(size) : 1;
+  return odd == 1 ? 1 : 4 * odd;
+}
 
 #if HAS_X86
 #pragma GCC push_options
@@ -163,7 +184,7 @@ typedef struct {
   const Routines *f;
   const char *src;
   char *dst;
-  size_t rows, size, rows_per_task, columns_per_task;
+  size_t rows, size, parts, rows_per_task, columns_per_task;
   double scale;
   int around;
 } Transform;
@@ -182,28 +203,33 @@ static void transform_rows(void *context, int64_t task, void *scratch) {
 static void transform_part(void *context, int64_t task, void *scratch) {
   const Transform *t = context;
   (void)scratch;
-  const size_t row = (size_t)task / 8 * t->size * t->f->element_bytes;
-  t->f->row_part(t->src + row, t->dst + row, t->size, (size_t)task % 8);
+  const size_t row = (size_t)task / t->parts * t->size * t->f->element_bytes;
+  const int is_last = order_of(t->size) > 1;
+  t->f->row_part((is_last ? t->dst : t->src) + row, t->dst + row, t->size, (size_t)task % t->parts,
+                 is_last ? t->scale : 1.0);
 }
 
 static void transform_columns(void *context, int64_t task, void *scratch) {
   const Transform *t = context;
   (void)scratch;
-  const size_t per_row = t->size / 8 / t->columns_per_task;
+  const size_t per_row = t->size / t->parts / t->columns_per_task;
   const size_t begin = (size_t)task % per_row * t->columns_per_task;
-  t->f->row_columns(t->dst + (size_t)task / per_row * t->size * t->f->element_bytes, t->size, begin,
-                    begin + t->columns_per_task, t->scale);
+  const size_t row = (size_t)task / per_row * t->size * t->f->element_bytes;
+  t->f->row_columns(t->src + row, t->dst + row, t->size, begin, begin + t->columns_per_task, t->scale);
 }
 
 static int transform(const Routines *f, const char *src, char *dst, size_t rows, size_t size,
                      double scale, int64_t threads) {
-  Transform t = {f, src, dst, rows, size, 1, 0, scale, 0};
-  const size_t elements = rows * size;
+  const size_t elements = rows * size, order = order_of(size), parts = order == 1 ? 8 : order;
+  Transform t = {f, src, dst, rows, size, parts, 1, 0, scale, 0};
   if (elements < SERIAL_ELEMENTS) threads = 1;
   if (threads > 1 && rows < (size_t)threads && size >= 16 * f->leaf) {
     t.columns_per_task = f->leaf / 8;
-    if (run_tasks(transform_part, &t, (int64_t)rows * 8, 0, threads)) return -1;
-    return run_tasks(transform_columns, &t, (int64_t)(rows * (size / 8 / t.columns_per_task)), 0, threads);
+    const int64_t columns = (int64_t)(rows * (size / parts / t.columns_per_task));
+    /* H_m comes before the levels of 2^k, as in a row that has one thread */
+    if (order > 1 && run_tasks(transform_columns, &t, columns, 0, threads)) return -1;
+    if (run_tasks(transform_part, &t, (int64_t)(rows * parts), 0, threads)) return -1;
+    return order > 1 ? 0 : run_tasks(transform_columns, &t, columns, 0, threads);
   }
   if (threads > 1) {
     t.rows_per_task = size < TASK_ELEMENTS ? TASK_ELEMENTS / size : 1;
@@ -211,7 +237,7 @@ static int transform(const Routines *f, const char *src, char *dst, size_t rows,
     t.rows_per_task = rows ? rows : 1;
   }
   t.around = src != dst && elements * f->element_bytes >= STREAM_BYTES && size <= f->leaf &&
-             size * f->element_bytes >= f->vector_bytes && (uintptr_t)dst % f->vector_bytes == 0;
+             order == 1 && size * f->element_bytes >= f->vector_bytes && (uintptr_t)dst % f->vector_bytes == 0;
   const int64_t tasks = (int64_t)((rows + t.rows_per_task - 1) / t.rows_per_task);
   return run_tasks(transform_rows, &t, tasks, t.around ? size * f->element_bytes : 0, threads);
 }
@@ -572,6 +598,65 @@ static PyObject *py_column_backward(PyObject *self, PyObject *const *args, Py_ss
 }
 
 typedef struct {
+  const Levels *levels;
+  void (*task)(const Levels *, int64_t, void *);
+} LevelsTeam;
+
+static void levels_task(void *context, int64_t task, void *scratch) {
+  const LevelsTeam *team = context;
+  team->task(team->levels, task, scratch);
+}
+
+static int levels(const Routines *f, Levels *a, int backward, int64_t threads) {
+  const int64_t half = a->levels * a->size / 2;
+  size_t lane_levels = 0;
+  while (((size_t)2 << lane_levels) * f->element_bytes <= f->vector_bytes) ++lane_levels;
+  const size_t spread = 2 * lane_levels * (size_t)a->size * f->element_bytes;
+  a->chunks = (a->rows + a->chunk_rows - 1) / a->chunk_rows;
+  if (posix_memalign(&a->lanes, 64, (size_t)a->replicas * spread + 64)) return -1;
+  for (int64_t r = 0; r < a->replicas; ++r) {
+    const size_t at = (size_t)(r * half) * f->element_bytes;
+    f->spread_lanes((const char *)a->cosines + at, (const char *)a->sines + at, a->size,
+                    (char *)a->lanes + (size_t)r * spread);
+  }
+  const LevelsTeam team = {a, backward ? f->levels_backward_task : f->levels_task};
+  if (a->replicas * a->rows * a->size < SERIAL_ELEMENTS) threads = 1;
+  const int status = run_tasks(levels_task, (void *)&team, a->replicas * a->chunks,
+                               f->levels_scratch(a, backward) * f->element_bytes, threads);
+  free(a->lanes);
+  return status;
+}
+
+/* element_bytes, threads, replicas, rows, levels, reverse, rows of a chunk, then pointers to cosines,
+ * sines, x (backward: the gradient of y), y and, backward, to the gradient of x and to partial sums
+ * (replicas, chunks, levels, size / 2) of that of the angles. A row has 16 entries or more. */
+static PyObject *run_levels(PyObject *const *args, Py_ssize_t count, int backward) {
+  int64_t v[13];
+  if (read_integers(args, count, backward ? 13 : 11, v)) return NULL;
+  Levels a = {
+      .replicas = v[2], .rows = v[3], .levels = v[4], .size = (int64_t)1 << v[4], .reverse = v[5],
+      .chunk_rows = v[6], .cosines = POINTER(v[7]), .sines = POINTER(v[8]), .x = POINTER(v[9]),
+      .y = POINTER(v[10]),
+  };
+  if (backward) a.grad_x = POINTER(v[11]), a.partials = POINTER(v[12]);
+  int status;
+  Py_BEGIN_ALLOW_THREADS;
+  status = levels(routines(v[0]), &a, backward, v[1]);
+  Py_END_ALLOW_THREADS;
+  return finish(status);
+}
+
+static PyObject *py_butterfly_forward(PyObject *self, PyObject *const *args, Py_ssize_t count) {
+  (void)self;
+  return run_levels(args, count, 0);
+}
+
+static PyObject *py_butterfly_backward(PyObject *self, PyObject *const *args, Py_ssize_t count) {
+  (void)self;
+  return run_levels(args, count, 1);
+}
+
+typedef struct {
   const Routines *f;
   uint64_t seed, first;
   int64_t total;
@@ -663,6 +748,8 @@ static PyMethodDef methods[] = {
     {"dense_backward", FAST(py_dense_backward), METH_FASTCALL, NULL},
     {"column_forward", FAST(py_column_forward), METH_FASTCALL, NULL},
     {"column_backward", FAST(py_column_backward), METH_FASTCALL, NULL},
+    {"butterfly_forward", FAST(py_butterfly_forward), METH_FASTCALL, NULL},
+    {"butterfly_backward", FAST(py_butterfly_backward), METH_FASTCALL, NULL},
     {"normals", FAST(py_normals), METH_FASTCALL, NULL},
     {"words", FAST(py_words), METH_FASTCALL, NULL},
     {"instruction_set", py_instruction_set, METH_NOARGS, NULL},

@@ -3,7 +3,7 @@
  * H is unnormalised here; the two factors D^-1/2 of the orthonormal transform are the one 1/D.
  * A row is worked on while it is in cache. Rows longer than a register block use that the levels
  * of H commute: low levels, then (top levels)(multiply by g)(top levels) in one pass, then low
- * levels again, so the middle costs one trip through memory.
+ * levels again, so the middle costs one trip through memory. H_m of a row m 2^k is such a top.
  */
 
 /* g of one row and block: a tensor's row, or mean + scale * eps written into a buffer. */
@@ -153,61 +153,95 @@ static void NAME(packed_backward)(const NAME(operands) * p, size_t size, T norm,
   if (size == 8) NAME(packed_8_backward)(p, norm, grad, q);
 }
 
-/* ---- longer rows in pieces of a register block -------------------------------------------- */
+/* ---- longer rows in pieces of a register run   -------------------------------------------- */
 
-/* work = low levels of (left * right) */
-static void NAME(low_in)(const T *left, const T *right, T *work, size_t size) {
-  const size_t stride = LANES;
-  for (size_t at = 0; at < size; at += BLOCK) {
-    T *dst = work + at;
-    V r[NREG];
-    EACH_BLOCK(GET_PRODUCT) IN_REGISTERS_BLOCK(r);
-    EACH_BLOCK(PUT)
+/* The low levels of a row, n vectors at a time, with what comes before and after them:
+ *   low_in      work = low levels of (left * right)
+ *   low_out     y = s1 * (low levels of work) * norm + bias
+ *   low_out_s1  from t = low levels of work * norm: s1 += grad * t
+ *   low_out_x   from w = low levels of work * norm: s2 += w * x, x = w * s2 */
+#define DEFINE_LOW(n)                                                                           \
+  static void NAME(low_in_##n)(const T *left, const T *right, T *work, size_t size) {           \
+    const size_t stride = LANES;                                                                \
+    for (size_t at = 0; at < size; at += n * LANES) {                                           \
+      T *dst = work + at;                                                                       \
+      V r[n];                                                                                   \
+      EACH_##n(GET_PRODUCT) NAME(in_registers_##n)(r);                                          \
+      EACH_##n(PUT)                                                                             \
+    }                                                                                           \
+  }                                                                                             \
+  static void NAME(low_out_##n)(const NAME(operands) * p, const T *work, size_t size, T norm,   \
+                                T *y) {                                                         \
+    const size_t stride = LANES;                                                                \
+    OPEN_OPERANDS(p)                                                                            \
+    for (size_t at = 0; at < size; at += n * LANES) {                                           \
+      const T *src = work + at;                                                                 \
+      V r[n];                                                                                   \
+      EACH_##n(GET) NAME(in_registers_##n)(r);                                                  \
+      TAKE_Y(EACH_##n)                                                                          \
+    }                                                                                           \
+  }                                                                                             \
+  static void NAME(low_out_s1_##n)(const T *work, const T *grad, size_t size, T norm,           \
+                                   const NAME(gradients) * q) {                                 \
+    const size_t stride = LANES;                                                                \
+    OPEN_GRADIENTS(q)                                                                           \
+    for (size_t at = 0; at < size; at += n * LANES) {                                           \
+      const T *src = work + at;                                                                 \
+      V r[n];                                                                                   \
+      EACH_##n(GET) NAME(in_registers_##n)(r);                                                  \
+      TAKE_GRAD_S1(EACH_##n)                                                                    \
+    }                                                                                           \
+  }                                                                                             \
+  static void NAME(low_out_x_##n)(const NAME(operands) * p, const T *work, size_t size, T norm, \
+                                  const NAME(gradients) * q) {                                  \
+    const size_t stride = LANES;                                                                \
+    OPEN_OPERANDS(p)                                                                            \
+    OPEN_GRADIENTS(q)                                                                           \
+    for (size_t at = 0; at < size; at += n * LANES) {                                           \
+      const T *src = work + at;                                                                 \
+      V r[n];                                                                                   \
+      EACH_##n(GET) NAME(in_registers_##n)(r);                                                  \
+      TAKE_GRAD_X(EACH_##n)                                                                     \
+    }                                                                                           \
   }
-}
+DEFINE_LOW(1)
+DEFINE_LOW(2)
+DEFINE_LOW(4)
+DEFINE_LOW(8)
+#if NREG == 16
+DEFINE_LOW(16)
+#endif
 
-/* y = s1 * (low levels of work) * norm + bias */
-static void NAME(low_out)(const NAME(operands) * p, const T *work, size_t size, T norm, T *y) {
-  const size_t stride = LANES;
-  OPEN_OPERANDS(p)
-  for (size_t at = 0; at < size; at += BLOCK) {
-    const T *src = work + at;
-    V r[NREG];
-    EACH_BLOCK(GET) IN_REGISTERS_BLOCK(r);
-    TAKE_Y(EACH_BLOCK)
-  }
-}
+/* The four of them for runs of 1, 2, 4, ... vectors. */
+typedef struct {
+  void (*in)(const T *, const T *, T *, size_t);
+  void (*out)(const NAME(operands) *, const T *, size_t, T, T *);
+  void (*out_s1)(const T *, const T *, size_t, T, const NAME(gradients) *);
+  void (*out_x)(const NAME(operands) *, const T *, size_t, T, const NAME(gradients) *);
+} NAME(low_passes);
+#define LOW_PASSES(n) \
+  {NAME(low_in_##n), NAME(low_out_##n), NAME(low_out_s1_##n), NAME(low_out_x_##n)}
+static const NAME(low_passes) NAME(low)[] = {
+    LOW_PASSES(1), LOW_PASSES(2), LOW_PASSES(4), LOW_PASSES(8),
+#if NREG == 16
+    LOW_PASSES(16),
+#endif
+};
 
-/* t = low levels of work * norm: s1 += grad * t */
-static void NAME(low_out_s1)(const T *work, const T *grad, size_t size, T norm,
-                             const NAME(gradients) * q) {
-  const size_t stride = LANES;
-  OPEN_GRADIENTS(q)
-  for (size_t at = 0; at < size; at += BLOCK) {
-    const T *src = work + at;
-    V r[NREG];
-    EACH_BLOCK(GET) IN_REGISTERS_BLOCK(r);
-    TAKE_GRAD_S1(EACH_BLOCK)
-  }
-}
-
-/* w = low levels of work * norm: s2 += w * x, x = w * s2 */
-static void NAME(low_out_x)(const NAME(operands) * p, const T *work, size_t size, T norm,
-                            const NAME(gradients) * q) {
-  const size_t stride = LANES;
-  OPEN_OPERANDS(p)
-  OPEN_GRADIENTS(q)
-  for (size_t at = 0; at < size; at += BLOCK) {
-    const T *src = work + at;
-    V r[NREG];
-    EACH_BLOCK(GET) IN_REGISTERS_BLOCK(r);
-    TAKE_GRAD_X(EACH_BLOCK)
-  }
+/* A row m 2^k has runs of 2^k entries, or of a register block if they are longer. */
+INLINE const NAME(low_passes) * NAME(low_of)(size_t size) {
+  const size_t part = size / order_of(size);
+  return &NAME(low)[__builtin_ctzll((part < BLOCK ? part : BLOCK) / LANES)];
 }
 
 #define GRAD_OF_GAIN(i) d[i] = u[i] * r[i] * norm;
 
-/* work = top(g * top(work)), the levels from size / n up */
+/* The levels from size / n up */
+#define TOP_2 PAIRS_2(SPREAD_PAIR)
+#define TOP_4 PAIRS_4(SPREAD_PAIR)
+#define TOP_8 PAIRS_8(SPREAD_PAIR)
+
+/* work = top(g * top(work)) */
 #define DEFINE_TOP_FORWARD(n)                                                                \
   static void NAME(top_forward_##n)(T * work, const T *gain, size_t size) {                  \
     const size_t stride = size / n;                                                          \
@@ -215,7 +249,7 @@ static void NAME(low_out_x)(const NAME(operands) * p, const T *work, size_t size
       const T *src = work + at;                                                              \
       T *dst = work + at;                                                                    \
       V r[n];                                                                                \
-      EACH_##n(GET) PAIRS_##n(SPREAD_PAIR) EACH_##n(TIMES_G) PAIRS_##n(SPREAD_PAIR)          \
+      EACH_##n(GET) TOP_##n EACH_##n(TIMES_G) TOP_##n                                        \
       EACH_##n(PUT)                                                                          \
     }                                                                                        \
   }
@@ -229,12 +263,11 @@ static void NAME(low_out_x)(const NAME(operands) * p, const T *work, size_t size
       V r[n], u[n], d[n];                                                                    \
       const T *src = work_u + at;                                                            \
       T *dst = work_u + at;                                                                  \
-      EACH_##n(GET) PAIRS_##n(SPREAD_PAIR) EACH_##n(KEEP_U) EACH_##n(TIMES_G)                \
-      PAIRS_##n(SPREAD_PAIR) EACH_##n(PUT)                                                   \
+      EACH_##n(GET) TOP_##n EACH_##n(KEEP_U) EACH_##n(TIMES_G) TOP_##n EACH_##n(PUT)         \
       src = work_v + at;                                                                     \
       dst = work_v + at;                                                                     \
-      EACH_##n(GET) PAIRS_##n(SPREAD_PAIR) EACH_##n(GRAD_OF_GAIN) TAKE_GRAD_G(EACH_##n)      \
-      EACH_##n(TIMES_G) PAIRS_##n(SPREAD_PAIR) EACH_##n(PUT)                                 \
+      EACH_##n(GET) TOP_##n EACH_##n(GRAD_OF_GAIN) TAKE_GRAD_G(EACH_##n)                     \
+      EACH_##n(TIMES_G) TOP_##n EACH_##n(PUT)                                                \
     }                                                                                        \
   }
 DEFINE_TOP_FORWARD(2)
@@ -244,10 +277,38 @@ DEFINE_TOP_BACKWARD(2)
 DEFINE_TOP_BACKWARD(4)
 DEFINE_TOP_BACKWARD(8)
 
-/* How many parts of a row of more than one block the pass with g combines: eight where that makes
- * the number of passes smaller, for they need more registers than there may be. */
+/* The same where the top is H_n; what it takes and gives lies in a buffer. */
+#define DEFINE_ORDER_TOP(n)                                                                  \
+  static void NAME(top_forward_##n)(T * work, const T *gain, size_t size) {                  \
+    const size_t stride = size / n;                                                          \
+    for (size_t at = 0; at < stride; at += LANES) {                                          \
+      V r[n];                                                                                \
+      NAME(hadamard_##n)(work + at, stride, (T *)r, LANES);                                  \
+      EACH_##n(TIMES_G) NAME(hadamard_##n)((const T *)r, LANES, work + at, stride);          \
+    }                                                                                        \
+  }                                                                                          \
+  static void NAME(top_backward_##n)(T * work_u, T * work_v, const T *gain, size_t size,     \
+                                     T norm, const NAME(gradients) * q) {                    \
+    const size_t stride = size / n;                                                          \
+    OPEN_GRADIENTS(q)                                                                        \
+    for (size_t at = 0; at < stride; at += LANES) {                                          \
+      V r[n], u[n], d[n];                                                                    \
+      NAME(hadamard_##n)(work_u + at, stride, (T *)u, LANES);                                \
+      EACH_##n(T_OF_U) NAME(hadamard_##n)((const T *)r, LANES, work_u + at, stride);         \
+      NAME(hadamard_##n)(work_v + at, stride, (T *)r, LANES);                                \
+      EACH_##n(GRAD_OF_GAIN) TAKE_GRAD_G(EACH_##n)                                           \
+      EACH_##n(TIMES_G) NAME(hadamard_##n)((const T *)r, LANES, work_v + at, stride);        \
+    }                                                                                        \
+  }
+DEFINE_ORDER_TOP(12)
+DEFINE_ORDER_TOP(20)
+DEFINE_ORDER_TOP(28)
+
+/* How many parts of a row of more than one block the pass with g combines: m of m 2^k; of 2^k eight
+ * where that makes the number of passes smaller, for they need more registers than there may be. */
 INLINE size_t NAME(top_radix)(size_t size) {
-  const size_t blocks = size / BLOCK;
+  const size_t blocks = size / BLOCK, order = order_of(size);
+  if (order > 1) return order;
   return __builtin_ctzll(blocks) % 3 == 0 ? 8 : blocks == 2 ? 2 : 4;
 }
 
@@ -262,30 +323,38 @@ INLINE void NAME(middle_levels)(T *work, size_t size, size_t top) {
 
 static void NAME(long_forward)(const NAME(operands) * p, size_t size, T norm, T *work, T *out) {
   const size_t top = NAME(top_radix)(size);
-  NAME(low_in)(p->x, p->s2, work, size);
+  const NAME(low_passes) *low = NAME(low_of)(size);
+  low->in(p->x, p->s2, work, size);
   NAME(middle_levels)(work, size, top);
   if (top == 2) NAME(top_forward_2)(work, p->g, size);
   if (top == 4) NAME(top_forward_4)(work, p->g, size);
   if (top == 8) NAME(top_forward_8)(work, p->g, size);
+  if (top == 12) NAME(top_forward_12)(work, p->g, size);
+  if (top == 20) NAME(top_forward_20)(work, p->g, size);
+  if (top == 28) NAME(top_forward_28)(work, p->g, size);
   NAME(middle_levels)(work, size, top);
-  NAME(low_out)(p, work, size, norm, out);
+  low->out(p, work, size, norm, out);
 }
 
 static void NAME(long_backward)(const NAME(operands) * p, size_t size, T norm, T *work,
                                 const T *grad, const NAME(gradients) * q) {
   const size_t top = NAME(top_radix)(size);
+  const NAME(low_passes) *low = NAME(low_of)(size);
   T *work_u = work, *work_v = work + size;
-  NAME(low_in)(p->x, p->s2, work_u, size);
-  NAME(low_in)(grad, p->s1, work_v, size);
+  low->in(p->x, p->s2, work_u, size);
+  low->in(grad, p->s1, work_v, size);
   NAME(middle_levels)(work_u, size, top);
   NAME(middle_levels)(work_v, size, top);
   if (top == 2) NAME(top_backward_2)(work_u, work_v, p->g, size, norm, q);
   if (top == 4) NAME(top_backward_4)(work_u, work_v, p->g, size, norm, q);
   if (top == 8) NAME(top_backward_8)(work_u, work_v, p->g, size, norm, q);
+  if (top == 12) NAME(top_backward_12)(work_u, work_v, p->g, size, norm, q);
+  if (top == 20) NAME(top_backward_20)(work_u, work_v, p->g, size, norm, q);
+  if (top == 28) NAME(top_backward_28)(work_u, work_v, p->g, size, norm, q);
   NAME(middle_levels)(work_u, size, top);
   NAME(middle_levels)(work_v, size, top);
-  NAME(low_out_s1)(work_u, grad, size, norm, q);
-  NAME(low_out_x)(p, work_v, size, norm, q);
+  low->out_s1(work_u, grad, size, norm, q);
+  low->out_x(p, work_v, size, norm, q);
 }
 
 /* ---- rows beyond the cache, and rows shorter than a vector: plain steps ------------------- */
@@ -331,7 +400,7 @@ static void NAME(plain_backward)(const NAME(operands) * p, size_t size, T norm, 
 /* ---- one row of one block, any size ------------------------------------------------------- */
 
 static void NAME(row_forward)(const NAME(operands) * p, size_t size, T norm, T *work, T *out) {
-  if (size < LANES || size > LEAF) {
+  if (size / order_of(size) < LANES || size > LEAF) {
     NAME(plain_forward)(p, size, norm, work, out);
     return;
   }
@@ -350,7 +419,7 @@ static void NAME(row_forward)(const NAME(operands) * p, size_t size, T norm, T *
 /* `work` has 2 * size entries. */
 static void NAME(row_backward)(const NAME(operands) * p, size_t size, T norm, T *work,
                                const T *grad, const NAME(gradients) * q) {
-  if (size < LANES || size > LEAF) {
+  if (size / order_of(size) < LANES || size > LEAF) {
     NAME(plain_backward)(p, size, norm, work, grad, q);
     return;
   }

@@ -17,11 +17,11 @@ typedef struct {
 #define PACK(a) ((int64_t)LANES / (a)->size)
 
 /* How many blocks, from the first, are packed into vectors: of those that lie side by side and are
- * whole in the output, as many as fill vectors. */
+ * whole in the output, as many as fill vectors. A power of two, shorter than a vector. */
 INLINE int64_t NAME(packed_blocks)(const Product *a) {
   const int64_t size = a->size;
   const int apart = a->s1_k != size || a->s2_k != size || a->g_k != size || a->y_k != size;
-  if (size >= (int64_t)LANES || apart) return 0;
+  if (size >= (int64_t)LANES || order_of((size_t)size) > 1 || apart) return 0;
   const int64_t whole = a->out_features / size;
   return (whole < a->blocks ? whole : a->blocks) / PACK(a) * PACK(a);
 }

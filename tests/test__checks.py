@@ -10,7 +10,9 @@ from whvi._checks import (
     check_last_dim,
     check_positive,
     check_positive_int,
+    hadamard_factor,
     is_power_of_two,
+    next_hadamard_order,
     next_power_of_two,
 )
 from whvi.errors import ConfigError, DataError, ShapeError, WhviError
@@ -98,3 +100,12 @@ def test_errors_are_the_built_in_ones_too():
     assert issubclass(ConfigError, ValueError)
     assert issubclass(DataError, ValueError)
     assert issubclass(ShapeError, WhviError)
+
+
+def test_orders_are_those_of_the_list():
+    orders = {factor << bits for factor in (1, 12, 20, 28) for bits in range(13)}
+    for size in range(-3, 4097):
+        order = hadamard_factor(size)
+        assert (order > 0) == (size in orders)
+        assert order == 0 or is_power_of_two(size // order)
+        assert next_hadamard_order(size) == min(n for n in orders if n >= size)

@@ -13,7 +13,13 @@ from torch.autograd import gradcheck, gradgradcheck
 from torch.func import grad, hessian, jacrev, jvp, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from tests.transforms.reference import dense_product, linear_map_in_g, relative_error
+from tests.transforms.reference import (
+    dense_product,
+    linear_map_in_g,
+    paley,
+    relative_error,
+    split,
+)
 from whvi._kernel.backend import kernel
 from whvi._kernel.noise import normal_from_seed
 from whvi.errors import ShapeError
@@ -66,6 +72,8 @@ LAYOUTS = {
     "empty_draws": ((7,), (), (0, 1), ()),
 }
 layouts = pytest.mark.parametrize("layout", LAYOUTS)
+# runs of less than a vector up to more than a register block, and rows beyond the cache
+ORDERS = [12, 24, 40, 56, 96, 192, 320, 448, 768, 1280, 3072, 3584, 6144, 10240]
 
 
 def operands(leading, size, dtype=torch.float64, seed=0):
@@ -110,11 +118,11 @@ def test_equals_dense_matrices(layout, dtype):
 
 
 @dtypes
-@pytest.mark.parametrize("bits", range(13))
+@pytest.mark.parametrize("size", [1 << bits for bits in range(13)] + ORDERS)
 @pytest.mark.parametrize("layout", ["rows", "K blocks", "g per row and block"])
-def test_every_size(layout, bits, dtype):
-    tensors = operands(LAYOUTS[layout], 1 << bits, dtype, seed=bits)
-    reference = dense_product if bits <= 9 else _composed
+def test_every_size(layout, size, dtype):
+    tensors = operands(LAYOUTS[layout], size, dtype, seed=size)
+    reference = dense_product if size <= 512 else _composed
     assert_agree(structured_product, reference, tensors, LIMIT)
 
 
@@ -124,8 +132,10 @@ def _composed(x, s1, g, s2):
 
 
 def _steps(x):
-    size, half = x.shape[-1], x.shape[-1] // 2
-    y = x
+    size, (order, power) = x.shape[-1], split(x.shape[-1])
+    y, half = x, power // 2
+    if order > 1:
+        y = (torch.from_numpy(paley(order)).to(x) @ x.unflatten(-1, (order, power))).flatten(-2)
     while half:
         pairs = y.unflatten(-1, (-1, 2, half))
         upper, lower = pairs.unbind(-2)
@@ -135,10 +145,12 @@ def _steps(x):
 
 
 @dtypes
-@pytest.mark.parametrize("bits", [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 13, 14])
-def test_every_instruction_set(instruction_set, bits, dtype):
-    tensors = operands(((3, 1), (2,), (2,), (2,)), 1 << bits, dtype, seed=bits)
-    assert_agree(structured_product, dense_product if bits < 9 else _composed, tensors, LIMIT)
+@pytest.mark.parametrize(
+    "size", [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 8192, 16384, *ORDERS]
+)
+def test_every_instruction_set(instruction_set, size, dtype):
+    tensors = operands(((3, 1), (2,), (2,), (2,)), size, dtype, seed=size)
+    assert_agree(structured_product, dense_product if size < 512 else _composed, tensors, LIMIT)
 
 
 leading_shapes = st.lists(st.sampled_from([1, 1, 2, 3]), min_size=0, max_size=5)
@@ -302,11 +314,11 @@ def test_half_types(dtype):
     ("shapes", "message"),
     [
         (((4, 8), (4,), (8,), (8,)), "same last dimension"),
-        (((4, 6), (6,), (6,), (6,)), "power of two"),
-        (((4, 0), (0,), (0,), (0,)), "power of two"),
+        (((4, 6), (6,), (6,), (6,)), "12, 20 or 28, got size"),
+        (((4, 0), (0,), (0,), (0,)), "12, 20 or 28, got size"),
         (((4, 8), (3, 8), (8,), (8,)), "do not broadcast"),
         (((), (8,), (8,), (8,)), "same last dimension"),
-        (((), (), (), ()), "power of two"),
+        (((), (), (), ()), "12, 20 or 28, got size"),
     ],
 )
 def test_operands_that_do_not_fit_are_refused(shapes, message):
@@ -657,7 +669,7 @@ def test_rows_do_not_depend_on_their_company(dtype):
 # ---- dense forms --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("size", [1, 2, 8, 64])
+@pytest.mark.parametrize("size", [1, 2, 8, 64, 12, 40, 56])
 @pytest.mark.parametrize("leading", [(), (3,), (2, 3)])
 def test_dense_matrix(size, leading):
     s1, g, s2 = (t.detach() for t in operands((leading,) * 3, size))
@@ -669,18 +681,20 @@ def test_dense_matrix(size, leading):
     torch.testing.assert_close(y, x @ W.mT, rtol=1e-12, atol=1e-12)
 
 
-def test_dense_matrix_with_draws_of_g():
-    s1, g, s2 = (t.detach() for t in operands(((3,), (5, 3), (3,)), 8))
+@pytest.mark.parametrize("size", [8, 12])
+def test_dense_matrix_with_draws_of_g(size):
+    s1, g, s2 = (t.detach() for t in operands(((3,), (5, 3), (3,)), size))
     W = dense_matrix(s1, g, s2)
-    assert W.shape == (5, 3, 8, 8)
+    assert W.shape == (5, 3, size, size)
     torch.testing.assert_close(W[4, 2], dense_matrix(s1[2], g[4, 2], s2[2]))
 
 
 def test_dense_matrix_is_differentiable():
     assert gradcheck(dense_matrix, operands(((2,), (2,), (2,)), 4))
+    assert gradcheck(dense_matrix, operands(((), (), ()), 12))
 
 
-@pytest.mark.parametrize("size", [1, 2, 16])
+@pytest.mark.parametrize("size", [1, 2, 16, 24])
 def test_linear_map_in_g(size):
     x, s1, g, s2 = (t.detach() for t in operands(((6,), (), (), ()), size))
     A = linear_map_in_g(x, s1, s2)
@@ -688,7 +702,7 @@ def test_linear_map_in_g(size):
     torch.testing.assert_close(A @ g, structured_product(x, s1, g, s2), rtol=1e-13, atol=1e-13)
 
 
-@pytest.mark.parametrize("size", [1, 2, 4, 16])
+@pytest.mark.parametrize("size", [1, 2, 4, 16, 12, 20, 28])
 def test_column_features(size):
     s1, g, s2 = (t.detach() for t in operands(((), (), ()), size))
     x = torch.randn(5, 3, size**2, dtype=torch.float64, generator=torch.Generator().manual_seed(1))

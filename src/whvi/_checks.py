@@ -23,6 +23,33 @@ def next_power_of_two(size: int) -> int:
     return 1 << max(size - 1, 0).bit_length()
 
 
+def hadamard_factor(size: int) -> int:
+    """Return ``m`` of a size ``m · 2**k`` that has a transform: 1, 12, 20 or 28; 0 for others."""
+    if size < 1:
+        return 0
+    odd = size // (size & -size)
+    if odd == 1:
+        return 1
+    return 4 * odd if odd in (3, 5, 7) and size % 4 == 0 else 0
+
+
+def next_hadamard_order(size: int) -> int:
+    """Return the smallest size of a transform that is at least ``size``."""
+    return min(order for order in _orders_around(size) if order >= size)
+
+
+def _orders_around(size: int) -> list[int]:
+    power = next_power_of_two(size)
+    return [n for n in (power * eighths // 8 for eighths in range(4, 9)) if hadamard_factor(n)]
+
+
+def refused_order(size: int) -> str:
+    """Say which sizes a transform takes, and which of them are next to ``size``."""
+    below = [f"{order} and " for order in _orders_around(size) if order < size]
+    nearest = f"{below[-1] if below else ''}{next_hadamard_order(size)}"
+    return f"m · 2**k with m = 1, 12, 20 or 28, got size {size} (nearest: {nearest})"
+
+
 def check_positive_int(name: str, value: int) -> None:
     """Refuse anything but an ``int`` of at least one."""
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:

@@ -10,13 +10,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from whvi._checks import is_power_of_two
 from whvi._kernel.column import xor_table
 from whvi._kernel.layout import broadcast_views
 from whvi._kernel.noise import normal_from_seed
 from whvi._kernel.product import product
 from whvi.errors import ShapeError
 from whvi.sampling import draw_seed
-from whvi.transforms import Hadamard, Mixing, TransformLike, fwht, make_mixing
+from whvi.transforms import Hadamard, Mixing, TransformLike, fwht, hadamard_matrix, make_mixing
 
 
 def structured_product(
@@ -25,7 +26,7 @@ def structured_product(
     r"""Multiply every row of ``x`` by ``W = diag(s1) H diag(g) H diag(s2)``.
 
     Args:
-        x: Rows, shape ``(..., D)``; ``D`` is a size that the transform takes, here a power of two.
+        x: Rows, shape ``(..., D)``; ``D`` is a size that the transform takes (:func:`whvi.fwht`).
         s1, s2: Scales, shape ``(..., D)``.
         g: The variational vector, shape ``(..., D)``: one for all, per block, draw or row.
         transform: What stands in the place of ``H``; see :func:`whvi.transforms.make_mixing`.
@@ -90,10 +91,10 @@ def noisy_structured_product(
 def dense_matrix(
     s1: Tensor, g: Tensor, s2: Tensor, *, transform: TransformLike = "hadamard"
 ) -> Tensor:
-    r"""Return ``W = diag(s1) H diag(g) H diag(s2)``, shape ``(..., D, D)``, in O(D²).
+    r"""Return ``W = diag(s1) H diag(g) H diag(s2)``, shape ``(..., D, D)``.
 
-    ``H[i,k] H[j,k] = D**-0.5 H[i^j,k]`` gives ``W[i,j] = s1[i] s2[j] c[i^j]``, ``c = D**-0.5 H g``.
-    With another transform the columns are products of unit vectors, in O(D² log D).
+    For a power of two, ``H[i,k] H[j,k] = D**-0.5 H[i^j,k]`` gives ``W[i,j] = s1[i] s2[j] c[i^j]``,
+    ``c = D**-0.5 H g``, in O(D²). Of other sizes and transforms, products of unit vectors.
     """
     mixing = _mixing_of(transform, g)
     if mixing is not None:
@@ -102,6 +103,9 @@ def dense_matrix(
         return columns.mT
     broadcast_views(s1.shape, s1.shape, g.shape, s2.shape)  # refuses what does not fit
     size = g.shape[-1]
+    if not is_power_of_two(size):
+        unit = torch.eye(size, dtype=g.dtype, device=g.device)
+        return structured_product(unit, *(v.unsqueeze(-2) for v in (s2, g, s1)))
     c = fwht(g) * size**-0.5
     entries: Tensor = c[..., xor_table(size, g.device)]
     return s1.unsqueeze(-1) * entries * s2.unsqueeze(-2)
@@ -110,13 +114,16 @@ def dense_matrix(
 def column_features(x: Tensor, s1: Tensor, s2: Tensor) -> Tensor:
     r"""Return ``ψ(x)`` with ``x · vec(W) = ψ(x) · g``, shape ``(..., D)``, for ``x`` of ``D²``.
 
-    With ``X`` the ``D × D`` reshape of ``x``: ``b[d] = Σ_i s1[i] s2[i^d] X[i, i^d]`` and
-    ``ψ = D**-0.5 H b``.
+    With ``X`` the ``D × D`` reshape of ``x`` this is the diagonal of ``H diag(s1) X diag(s2) H``;
+    for a power of two, ``ψ = D**-0.5 H b`` with ``b[d] = Σ_i s1[i] s2[i^d] X[i, i^d]``.
     """
     size = s1.shape[-1]
     if x.shape[-1] != size**2:
         raise ShapeError(f"x must have shape (..., {size**2}), got {tuple(x.shape)}")
     square: Tensor = x.unflatten(-1, (size, size)) * s1.unsqueeze(-1) * s2.unsqueeze(-2)
+    if not is_power_of_two(size):
+        H = hadamard_matrix(size, dtype=x.dtype, device=x.device)
+        return (H * fwht(square)).sum(-2)
     # entry (i, d) of the gathered square is X[i, i^d]: sum it over i
     index = xor_table(size, x.device).expand(square.shape)
     gathered: Tensor = square.gather(-1, index)

@@ -7,7 +7,7 @@ from whvi._kernel.jacobian import _compose, row_gradients
 from whvi._kernel.layout import BlockPlan
 from whvi._kernel.product import block_linear
 
-SHAPES = [(8, 8), (3, 20), (20, 3), (13, 128), (128, 128), (2, 2)]
+SHAPES = [(8, 8), (3, 20), (20, 3), (13, 128), (128, 128), (2, 2), (257, 400)]
 
 
 def operands(sizes, batch_shape, num, dtype):

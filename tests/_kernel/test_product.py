@@ -84,7 +84,7 @@ def test_fresh_g_for_every_row(
     assert_equal_with_gradients(actual, expected, [x, s1, mean, log_scale, s2, bias])
 
 
-SMALL_BLOCKS = [(2, 2), (2, 5), (2, 37), (3, 21), (4, 34), (4, 128), (7, 70), (8, 104)]
+SMALL_BLOCKS = [(2, 2), (2, 5), (2, 37), (3, 21), (4, 34), (4, 128), (7, 70), (8, 104), (260, 330)]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
@@ -93,7 +93,10 @@ SMALL_BLOCKS = [(2, 2), (2, 5), (2, 37), (3, 21), (4, 34), (4, 128), (7, 70), (8
 def test_blocks_that_share_a_vector(
     instruction_set: str, sizes: tuple[int, int], noisy: bool, dtype: torch.dtype
 ) -> None:
-    """Many blocks shorter than a vector, with leftover and trimmed ones, against float64."""
+    """Many blocks shorter than a vector, with leftover and trimmed ones, against float64.
+
+    The last two blocks are 20 · 16 wide, with padding.
+    """
     plan, rows = BlockPlan.for_shape(*sizes), (2, 70)  # more than one chunk of rows
     s1, s2, bias = operands(plan, (2,))
     x = normal(*rows, sizes[0], seed=5).requires_grad_()
@@ -124,7 +127,8 @@ def test_sizes_are_found_without_floats() -> None:
     for exponent in range(1, 62):
         power = 1 << exponent
         assert BlockPlan.for_shape(power, 2).block_size == power
-        assert BlockPlan.for_shape(power + 1, 2).block_size == 2 * power
+        above = 2 * power if power < 256 else power // 4 * 5
+        assert BlockPlan.for_shape(power + 1, 2).block_size == above
         if power > 2:
             assert BlockPlan.for_shape(power - 1, 2).block_size == power
         if exponent < 31:

@@ -28,7 +28,9 @@ def results(rows, size):
     return [fwht(x).detach(), y.detach(), *gradients, normal_from_seed((rows * size + 7,), 3)]
 
 
-@pytest.mark.parametrize(("rows", "size"), [(1, 2**19), (3, 2**15), (257, 1024), (4001, 128)])
+@pytest.mark.parametrize(
+    ("rows", "size"), [(1, 2**19), (3, 2**15), (257, 1024), (4001, 128), (1, 20 << 14), (257, 768)]
+)
 def test_bits_do_not_depend_on_the_number_of_threads(set_threads, rows, size):
     set_threads(1)
     expected = results(rows, size)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import torch
-from scipy.linalg import hadamard
 from torch import Tensor
 
+from tests.transforms.reference import signs
 from whvi.layers import WHVILinear
 
 
 def hadamard_matrix(size: int) -> Tensor:
-    return torch.from_numpy(hadamard(size)).double() / size**0.5
+    return torch.from_numpy(signs(size)).double() / size**0.5
 
 
 def dense_weight(layer: WHVILinear, g: Tensor) -> Tensor:

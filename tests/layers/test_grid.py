@@ -86,7 +86,7 @@ def test_local_noise_has_these_moments() -> None:
 
 
 @pytest.mark.parametrize(
-    ("num_blocks", "count"), [(1, 4 * 512), (3, 4 * 9 * 128), (12, 4 * 144 * 32)]
+    ("num_blocks", "count"), [(1, 4 * 384), (3, 4 * 9 * 128), (12, 4 * 144 * 32)]
 )
 def test_parameters_grow_with_the_number_of_slices(num_blocks: int, count: int) -> None:
     layer = WHVILinear(384, 384, bias=False, num_blocks=num_blocks)

@@ -9,8 +9,37 @@ from torch import Tensor
 LONG = np.longdouble  # 64-bit mantissa on x86: its own error is 2000 times below float64's
 
 
+def split(size: int) -> tuple[int, int]:
+    """``(m, n)`` of ``size = m n``, ``n`` a power of two, ``m`` 1 or four times an odd number."""
+    odd = size // (size & -size)
+    return (1, size) if odd == 1 else (4 * odd, size // (4 * odd))
+
+
+def paley(order: int) -> np.ndarray:
+    """The second matrix of Paley, entry by entry, from squares in the field of ``order/2 - 1``."""
+    q = order // 2 - 1
+    if q == 9:  # a + b i with i² = -1, modulo 3, sorted by (a + b, a - b)
+        field = sorted(
+            ((a, b) for a in range(3) for b in range(3)),
+            key=lambda z: ((z[0] + z[1]) % 3, (z[0] - z[1]) % 3),
+        )
+        squares = {((a * a - b * b) % 3, 2 * a * b % 3) for a, b in field}
+        is_square = [[((a - c) % 3, (b - d) % 3) in squares for c, d in field] for a, b in field]
+    else:
+        squares = {i * i % q for i in range(q)}
+        is_square = [[(i - j) % q in squares for j in range(q)] for i in range(q)]
+    C = np.ones((q + 1, q + 1), dtype=int)
+    C[1:, 1:] = np.where(is_square, 1, -1)
+    np.fill_diagonal(C, 0)
+    unit = np.eye(q + 1, dtype=int)
+    return np.block([[C + unit, C - unit], [C - unit, -C - unit]])
+
+
 def signs(size: int) -> np.ndarray:
-    """``(-1)**popcount(i & k)`` from the definition, integers."""
+    """``(-1)**popcount(i & k)`` from the definition, integers; a Paley matrix times it."""
+    order, power = split(size)
+    if order > 1:
+        return np.kron(paley(order), signs(power))
     both = np.arange(size)[:, None] & np.arange(size)
     parity = np.zeros_like(both)
     while both.any():
@@ -25,7 +54,11 @@ def long_array(x: Tensor) -> np.ndarray:
 
 def long_transform(x: np.ndarray, *, normalize: bool = True) -> np.ndarray:
     """``H x`` along the last axis by ``H_2D = [[H, H], [H, -H]]``, from the largest block down."""
-    size = x.shape[-1]
+    size, (order, power) = x.shape[-1], split(x.shape[-1])
+    if order > 1:
+        parts = long_transform(x.reshape(*x.shape[:-1], order, power), normalize=normalize)
+        y = np.einsum("ij,...jk->...ik", paley(order).astype(LONG), parts).reshape(x.shape)
+        return y / np.sqrt(LONG(order)) if normalize else y
     y, half = np.array(x, dtype=LONG), size // 2
     while half:
         pairs = y.reshape(*x.shape[:-1], size // (2 * half), 2, half)

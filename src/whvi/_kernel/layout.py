@@ -12,20 +12,43 @@ import math
 from collections.abc import Callable
 from typing import NamedTuple
 
-from whvi._checks import check_positive_int, is_power_of_two, next_power_of_two
+from whvi._checks import (
+    check_positive_int,
+    hadamard_factor,
+    next_hadamard_order,
+    next_power_of_two,
+    refused_order,
+)
 from whvi.errors import ShapeError
 
 Shape = tuple[int, ...]
 
 
-class BlockPlan(NamedTuple):
-    """How an ``in_features`` × ``out_features`` map is made of ``D × D`` blocks, ``D = 2**d``.
+_LEAST_ODD_BLOCK = 256  # inputs from which a block need not be a power of two
+_LEAST_BLOCK_OF_28 = 3584  # combining 28 parts takes longer than the padding of smaller blocks
 
-    - **stacked** (the usual case): the input is padded with zeros to ``D``, the smallest power of
-      two that holds it; ``K`` independent blocks share that input, and the last one is trimmed:
-      ``y = [W_1 x; …; W_K x][:out_features]``.
+
+def block_size_for(num_features: int) -> int:
+    """Return the size of a block that takes ``num_features``: the fastest, hence the smallest.
+
+    From 257 on that is ``m · 2**k`` with ``m`` 1, 12 or 20, and 28 for large blocks (section
+    ``orders`` of the benchmarks); below, the next power of two.
+    """
+    order = next_hadamard_order(num_features)
+    too_small = hadamard_factor(order) == 28 and order < _LEAST_BLOCK_OF_28
+    if num_features < _LEAST_ODD_BLOCK or too_small:
+        return next_power_of_two(num_features)
+    return order
+
+
+class BlockPlan(NamedTuple):
+    """How an ``in_features`` × ``out_features`` map is made of ``D × D`` blocks.
+
+    - **stacked** (the usual case): the input is padded with zeros to ``D``, see
+      :func:`block_size_for`; ``K`` independent blocks share that input, and the last one is
+      trimmed: ``y = [W_1 x; …; W_K x][:out_features]``.
     - **column** (one side is 1): the single column or row of ``n`` weights is the leading part of
-      ``vec(W)`` of one block with ``D² ≥ n``: ``O(√n)`` parameters for ``n`` weights.
+      ``vec(W)`` of one block with ``D² ≥ n``, ``D = 2**d``: ``O(√n)`` parameters for ``n`` weights.
     """
 
     in_features: int
@@ -39,15 +62,15 @@ class BlockPlan(NamedTuple):
         cls,
         in_features: int,
         out_features: int,
-        round_up: Callable[[int], int] = next_power_of_two,
+        round_up: Callable[[int], int] | None = None,
     ) -> BlockPlan:
-        """Plan an ``in_features`` × ``out_features`` map; ``round_up`` finds a block size."""
+        """Plan an ``in_features`` × ``out_features`` map; ``round_up`` finds block sizes."""
         check_positive_int("in_features", in_features)
         check_positive_int("out_features", out_features)
         if min(in_features, out_features) == 1 and max(in_features, out_features) > 1:
             root = math.isqrt(max(in_features, out_features) - 1) + 1  # ⌈√n⌉ without floats
-            return cls(in_features, out_features, round_up(root), 1, True)
-        size = round_up(in_features)
+            return cls(in_features, out_features, (round_up or next_power_of_two)(root), 1, True)
+        size = (round_up or block_size_for)(in_features)
         return cls(in_features, out_features, size, -(-out_features // size), False)
 
     @property
@@ -116,8 +139,8 @@ def broadcast_views(x: Shape, s1: Shape, g: Shape, s2: Shape) -> Views:
     sizes = {shape[-1] if shape else 0 for shape in named.values()}
     if len(sizes) != 1:
         raise ShapeError(f"all operands need the same last dimension, got {described}")
-    if not is_power_of_two(size := sizes.pop()):
-        raise ShapeError(f"the last dimension must be a power of two, got {size} in {described}")
+    if not hadamard_factor(size := sizes.pop()):
+        raise ShapeError(f"the last dimension must be {refused_order(size)} in {described}")
     leading: list[int] = []
     for axis in range(-max(map(len, named.values())), -1):
         extents = {shape[axis] for shape in named.values() if len(shape) >= -axis} - {1}

@@ -5,9 +5,10 @@ of the three vectors given, least squares has a closed form in the third, such a
 
     c[d] = Σ_{i ^ j = d} s1[i] W[i, j] s2[j]  /  Σ_{i ^ j = d} s1[i]² s2[j]²,
 
-and taking turns never increases the error. With another transform ``M(g)[i, j]`` stands in the
-place of ``c[i ^ j]``, and ``g`` is found by conjugate gradients. ``3 D`` numbers cannot hold ``D²``
-weights that have no structure: of independent ones, blocks of ``D`` explain about ``3 / D``.
+and taking turns never increases the error. Blocks of other sizes than ``2**d`` have normal
+equations for ``g`` in its place; with other transforms it is found by conjugate gradients.
+``3 D`` numbers cannot hold ``D²`` weights that have no structure: of independent ones, blocks of
+``D`` explain a share of about ``3 / D``.
 """
 
 from __future__ import annotations
@@ -17,9 +18,10 @@ import math
 import torch
 from torch import Tensor
 
+from whvi._checks import is_power_of_two
 from whvi._kernel.column import xor_table
 from whvi.errors import ConfigError
-from whvi.functional import dense_matrix
+from whvi.functional import column_features, dense_matrix
 from whvi.layers.grid import GridMatrix
 from whvi.layers.linear import RandomAffine
 from whvi.layers.random_scales import RandomScalesMatrix
@@ -63,11 +65,14 @@ def start_at(layer: RandomAffine, weight: Tensor, bias: Tensor | None) -> float:
     rows = weight.to(matrix.s1.dtype).reshape(
         *matrix.batch_shape, matrix.out_features, matrix.in_features
     )
-    if isinstance(matrix.mixing, Hadamard):
-        s1, c, s2 = least_squares(*_blocks(matrix, rows))
+    blocks = _blocks(matrix, rows)
+    if not isinstance(matrix.mixing, Hadamard):
+        s1, g, s2 = mixed_least_squares(matrix.mixing, *blocks)
+    elif is_power_of_two(matrix.plan.block_size):
+        s1, c, s2 = least_squares(*blocks)
         g = fwht(c) * math.sqrt(c.shape[-1])
     else:
-        s1, g, s2 = mixed_least_squares(matrix.mixing, *_blocks(matrix, rows))
+        s1, g, s2 = general_least_squares(*blocks)
     size = float(g.square().mean().sqrt()) or 1.0
     matrix.posterior.reset(0.0, POSTERIOR_SCALE)
     for target, values in ((matrix.s1, s1 * size), (matrix.posterior.loc, g / size)):
@@ -123,6 +128,33 @@ def least_squares(weights: Tensor, mask: Tensor) -> tuple[Tensor, Tensor, Tensor
     return s1, c, s2
 
 
+def general_least_squares(weights: Tensor, mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return ``s1, g, s2`` with ``W ≈ diag(s1) H diag(g) H diag(s2)`` where ``mask`` is one.
+
+    As :func:`least_squares`, for any size of the transform and a mask of whole rows and columns.
+    """
+    s1 = torch.ones_like(weights[..., 0])
+    s2 = torch.ones_like(s1)
+    one, rows, columns = torch.ones_like(s1), mask.amax(-1), mask.amax(-2)
+    g = _solve_for_g(weights, s1 * rows, s2 * columns)
+    for _ in range(_SWEEPS):
+        inner = dense_matrix(one, g, one)  # symmetric
+        s1 = _unit(_solve((weights, mask), inner, s2, -1))
+        s2 = _unit(_solve((weights.mT, mask.mT), inner, s1, -1))
+        g = _solve_for_g(weights, s1 * rows, s2 * columns)
+    return s1, g, s2
+
+
+def _solve_for_g(weights: Tensor, s1: Tensor, s2: Tensor) -> Tensor:
+    """Solve ``(A ∘ B) g = diag(H diag(s1) W diag(s2) H)``, ``A = H diag(s1²) H``, ``B`` alike."""
+    ones = torch.ones_like(s1)
+    gram = dense_matrix(ones, s1.square(), ones) * dense_matrix(ones, s2.square(), ones)
+    ridge = torch.finfo(gram.dtype).eps * gram.diagonal(dim1=-2, dim2=-1)
+    right = column_features(weights.flatten(-2), s1, s2).unsqueeze(-1)
+    factor = torch.linalg.cholesky(gram + torch.diag_embed(gram.shape[-1] * ridge))
+    return torch.cholesky_solve(right, factor).squeeze(-1)
+
+
 def mixed_least_squares(
     mixing: Mixing, weights: Tensor, mask: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -133,7 +165,7 @@ def mixed_least_squares(
     s1 = torch.ones_like(weights[..., 0])
     s2, one, g = torch.ones_like(s1), torch.ones_like(s1), torch.zeros_like(s1)
     for sweep in range(_SWEEPS + 1):
-        g = _solve_for_g(mixing, weights, mask, (s1, g, s2))
+        g = _descend(mixing, weights, mask, (s1, g, s2))
         if sweep < _SWEEPS:
             inner = dense_matrix(one, g, one, transform=mixing)
             s1 = _unit(_solve((weights, mask), inner, s2, -1))
@@ -141,7 +173,7 @@ def mixed_least_squares(
     return s1, g, s2
 
 
-def _solve_for_g(
+def _descend(
     mixing: Mixing, weights: Tensor, mask: Tensor, vectors: tuple[Tensor, Tensor, Tensor]
 ) -> Tensor:
     """Minimise ``‖mask ∘ (W − diag(s1) M(g) diag(s2))‖²`` over ``g`` by conjugate gradients.

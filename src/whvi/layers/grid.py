@@ -5,8 +5,8 @@ The input is cut into ``J`` slices, each of which has structured blocks of its o
     W x = Σ_j W_j x_j,   W_j = [W_j1; …; W_jK],   W_jk = diag(s1_jk) H diag(g_jk) H diag(s2_jk).
 
 Blocks are smaller by a factor ``J`` and there are up to ``J²`` times as many, so that parameters
-grow as ``J`` and time hardly at all. Widths that are not powers of two need less padding or none:
-``384 = 3 · 128``. The vectors of all blocks lie one after the other, slices first.
+grow as ``J`` and time hardly at all. Widths that are not a size of a transform need less padding or
+none: ``192 = 3 · 64``. The vectors of all blocks lie one after the other, slices first.
 """
 
 from __future__ import annotations

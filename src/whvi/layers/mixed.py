@@ -42,6 +42,9 @@ def plan_blocks(
     dtype: torch.dtype | None = None,
 ) -> tuple[BlockPlan, Mixing]:
     """Plan a map of blocks of the smallest size that the transform takes, and make the mixing."""
+    if isinstance(transform, str) and transform == Hadamard.name:
+        plan = BlockPlan.for_shape(in_features, out_features)
+        return plan, Hadamard(plan.block_size)
     made: list[Mixing] = []
 
     def round_up(size: int) -> int:
@@ -195,8 +198,8 @@ def _multiply(matrix: Tensor, v: Tensor) -> Tensor:
 def product_variance(u: Tensor, posterior: Posterior, batch_ndim: int, inner_ndim: int) -> Tensor:
     """Return the variances of ``H(g u)`` for ``u (*batch, *inner, K, D)``; 1 wide if all are equal.
 
-    With ``b[d] = Σ_k u_k u_{k^d} Σ[k, k^d]`` they are ``D**-0.5 H b``; for a diagonal ``Σ`` only
-    ``b[0] = Σ_k u_k² σ_k²`` remains.
+    They are the diagonal of ``H diag(u) Σ diag(u) H``; for a diagonal ``Σ`` all are the mean of
+    ``u_k² σ_k²``.
     """
     if isinstance(posterior, DiagonalGaussian):
         variances = insert_inner_axes(
@@ -206,5 +209,4 @@ def product_variance(u: Tensor, posterior: Posterior, batch_ndim: int, inner_ndi
     covariance = insert_inner_axes(posterior.covariance(), batch_ndim, inner_ndim, 3)
     products = u.unsqueeze(-1) * covariance * u.unsqueeze(-2)
     ones = torch.ones(u.shape[-1], dtype=u.dtype, device=u.device)
-    # column_features of a square with s1 = s2 = 1 is D**-0.5 H b
     return column_features(products.flatten(-2), ones, ones)

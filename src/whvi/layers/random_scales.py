@@ -1,6 +1,7 @@
 r"""The structured matrix with Gaussian posteriors over its scales: ``s1``, ``g`` and ``s2`` random.
 
-``W[i, j] = s1[i] c[i ^ j] s2[j]`` with independent ``s1``, ``s2`` and ``c = D**-0.5 H g``, so that
+``W[i, j] = s1[i] c[i ^ j] s2[j]`` with independent ``s1``, ``s2`` and ``c = D**-0.5 H g`` (where
+``D`` is no power of two, ``c[i, j]`` of ``H diag(g) H`` instead), so that
 
     E[W] = E[s1] E[c] E[s2]      E[W W'] = E[s1 s1'] E[c c'] E[s2 s2']
 
@@ -17,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from whvi._checks import is_power_of_two
 from whvi._kernel.product import block_linear
 from whvi.functional import dense_matrix, structured_product
 from whvi.layers.matrix import OutputMoments, RandomMatrix, WeightMoments
@@ -206,11 +208,11 @@ class RandomScalesMatrix(RandomMatrix):
     def _through_squares(self, a: Tensor, g: Tensor) -> Tensor:
         """Return ``Σ_j a[j] E[M(g)[i, j]²]`` for ``a (*batch_shape, *inner, K, D)``, ``g = E[g]``.
 
-        For Hadamard, ``Σ_j a[j] E[c[i ^ j]²]``, it is a dyadic convolution.
+        For Hadamard of size ``2**d``, ``Σ_j a[j] E[c[i ^ j]²]``, it is a dyadic convolution.
         """
         axes, size = len(self.batch_shape), self.plan.block_size
         over = (axes, a.dim() - axes - 2, 2)
-        if isinstance(self.mixing, Hadamard):
+        if isinstance(self.mixing, Hadamard) and is_power_of_two(size):
             ones = torch.ones_like(self._blocks(self.s1))
             var_c = insert_inner_axes(product_variance(ones, self.posterior, axes, 0), *over)
             return _dyadic_convolution(a, (fwht(g).square() + var_c) / size)

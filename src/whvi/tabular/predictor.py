@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from whvi._kernel.jacobian import row_gradients
-from whvi._kernel.layout import BlockPlan
+from whvi._kernel.layout import BlockPlan, block_size_for
 from whvi._kernel.product import block_linear
 from whvi.errors import ConfigError
 from whvi.layers import WHVILinear
@@ -148,7 +148,7 @@ class StructuredDraws(NamedTuple):
         return block_linear(h, *self, self._plan(h.shape[-1]))
 
     def _plan(self, width: int) -> BlockPlan:
-        outputs, size = self.bias.shape[-1], 1 << (width - 1).bit_length()
+        outputs, size = self.bias.shape[-1], block_size_for(width)
         return BlockPlan(width, outputs, size, -(-outputs // size), is_column=False)
 
     def gradients(self, h: Tensor, grad: Tensor) -> tuple[tuple[Tensor, ...], Tensor]:

@@ -1,15 +1,9 @@
 r"""A learned ``T``: ``log2 D`` levels of 2 × 2 reflections, ``½ D log2 D`` angles.
 
-Level ``l`` maps the pairs ``(a, b) = (x[i], x[i + 2^l])``, bit ``l`` of ``i`` being zero, by
-
     [a']   [cos θ   sin θ] [a]
-    [b'] = [sin θ  −cos θ] [b],
+    [b'] = [sin θ  −cos θ] [b]        for the pairs (a, b) = (x[i], x[i + 2^l]) of level l
 
-and ``T`` applies level 0 first. Every level is symmetric and its own inverse, so ``Tᵀ`` is the
-levels in reverse order. With all angles ``π/4``, ``T = H``.
-
-Several levels together are small dense matrices, one for each setting of the other bits: that is
-how they are multiplied.
+(:mod:`whvi._kernel.butterfly`). With all angles ``π/4``, ``T = H``.
 """
 
 from __future__ import annotations
@@ -22,58 +16,11 @@ import torch
 from torch import Tensor, nn
 
 from whvi._checks import is_power_of_two, next_power_of_two
+from whvi._kernel.butterfly import butterfly
 from whvi.errors import ConfigError
 from whvi.transforms.mixing import Factors, Mixing
 
-_STAGE_LEVELS = 5  # at most: matrices of 32 × 32
 _STARTS = ("hadamard", "random")
-
-
-def butterfly(x: Tensor, angles: Tensor, *, transpose: bool = False) -> Tensor:
-    """Return ``T x``, or ``Tᵀ x``, along the last axis.
-
-    Args:
-        x: Shape ``(*batch_shape, ..., D)``.
-        angles: Shape ``(*batch_shape, log2 D, D/2)``; pairs of a level in the order of ``i``.
-        transpose: Apply the levels in reverse order.
-    """
-    return _apply(x, _stages(angles), angles.dim() - 2, transpose=transpose)
-
-
-def _stages(angles: Tensor) -> list[Tensor]:
-    """Return the matrices of every stage, ``(*batch_shape, high, low, 2^r, 2^r)``.
-
-    A stage is ``r`` levels; ``high`` and ``low`` count the settings of the bits above and below.
-    """
-    levels = angles.shape[-2]
-    count = -(-levels // _STAGE_LEVELS)
-    ends = [levels * i // count for i in range(1, count + 1)]
-    return [_stage(angles, first, end) for first, end in zip([0, *ends], ends, strict=False)]
-
-
-def _stage(angles: Tensor, first: int, end: int) -> Tensor:
-    """Multiply levels ``first`` to ``end - 1`` out."""
-    low, inner = 1 << first, 1 << (end - first)
-    matrices = torch.eye(inner, dtype=angles.dtype, device=angles.device)
-    for level in range(first, end):
-        below = 1 << (level - first)
-        pairs = angles[..., level, :].unflatten(-1, (-1, inner // (2 * below), below, low))
-        theta = pairs.movedim(-1, -3).unsqueeze(-1)  # (..., high, low, above, below, 1)
-        c, s = theta.cos(), theta.sin()
-        a, b = matrices.unflatten(-2, (-1, 2, below)).unbind(-3)  # rows that are a pair
-        matrices = torch.stack([c * a + s * b, s * a - c * b], -3).flatten(-4, -2)
-    return matrices
-
-
-def _apply(x: Tensor, stages: list[Tensor], batch_ndim: int, *, transpose: bool) -> Tensor:
-    y = x.reshape(*x.shape[:batch_ndim], -1, x.shape[-1])
-    for matrices in reversed(stages) if transpose else stages:
-        high, low, inner = matrices.shape[-4:-1]
-        boxes = y.unflatten(-1, (high, inner, low))
-        rows = boxes.movedim((-4, -3, -2, -1), (-2, -4, -1, -3))  # (..., high, low, N, inner)
-        rows = rows @ (matrices if transpose else matrices.mT)
-        y = rows.movedim((-2, -4, -1, -3), (-4, -3, -2, -1)).flatten(-3)
-    return y.reshape(x.shape)
 
 
 @final
@@ -144,8 +91,7 @@ class LearnedButterfly(nn.Module, Mixing):
 
     def mix(self, v: Tensor, g: Tensor) -> Tensor:
         """See :meth:`Mixing.mix`."""
-        stages, axes = _stages(self.angles), self.angles.dim() - 2
-        return _apply(g * _apply(v, stages, axes, transpose=True), stages, axes, transpose=False)
+        return self.forward(g * self.transpose(v))
 
     def factors(self, v: Tensor) -> Factors:
         """See :meth:`Mixing.factors`."""

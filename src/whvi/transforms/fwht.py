@@ -12,7 +12,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from whvi._checks import is_power_of_two
+from whvi._checks import hadamard_factor, refused_order
 from whvi._kernel.backend import is_tracing, is_transformed, kernel, kernel_takes
 from whvi.errors import ShapeError
 from whvi.transforms.plain import fwht_plain
@@ -23,11 +23,12 @@ _HALF_TYPES = (torch.float16, torch.bfloat16)
 def fwht(x: Tensor, *, dim: int = -1, normalize: bool = True, out: Tensor | None = None) -> Tensor:
     r"""Walsh-Hadamard transform along one dimension, natural (Sylvester) order.
 
-    ``y = H x`` with ``H[i, k] = D**-0.5 (-1)**popcount(i & k)``; ``fwht(fwht(x)) == x``.
+    ``y = H x`` with ``H[i, k] = D**-0.5 (-1)**popcount(i & k)``; ``fwht(fwht(x)) == x``. Sizes
+    ``m · 2**k`` with ``m`` 12, 20 or 28 have the matrix of :func:`whvi.transforms.hadamard_matrix`.
 
     Args:
-        x: Any shape; the size ``D`` of ``dim`` is a power of two. float32 and float64 are native;
-            float16 and bfloat16 are computed in float32.
+        x: Any shape; the size ``D`` of ``dim`` is ``m · 2**k`` with ``m`` 1, 12, 20 or 28. float32
+            and float64 are native; float16 and bfloat16 are computed in float32.
         dim: The dimension to transform.
         normalize: Scale by ``D**-0.5`` (orthonormal). Without it entries grow up to ``D``-fold.
         out: Where to write the result: same shape, dtype and device. Not differentiable.
@@ -59,10 +60,10 @@ def _check(x: Tensor, dim: int) -> None:
         raise ShapeError(f"fwht needs a floating-point tensor, got {x.dtype}; convert it first")
     if not -x.dim() <= dim < x.dim():
         raise ShapeError(f"fwht: dim {dim} is out of range for shape {tuple(x.shape)}")
-    if not is_power_of_two(x.shape[dim]):
+    if not hadamard_factor(x.shape[dim]):
         raise ShapeError(
-            f"fwht needs a power of two along dim {dim}, got size {x.shape[dim]} "
-            f"(shape {tuple(x.shape)}); pad with zeros to the next power of two"
+            f"fwht along dim {dim} of shape {tuple(x.shape)} needs {refused_order(x.shape[dim])}; "
+            "pad with zeros"
         )
 
 

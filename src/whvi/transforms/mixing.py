@@ -13,7 +13,7 @@ from typing import Any, Protocol, final
 import torch
 from torch import Tensor, nn
 
-from whvi._checks import next_power_of_two
+from whvi._kernel.layout import block_size_for
 from whvi.errors import ConfigError
 from whvi.transforms.fwht import fwht
 from whvi.transforms.plain import hadamard_matrix
@@ -57,8 +57,8 @@ class Hadamard(Mixing):
 
     @staticmethod
     def round_up(size: int) -> int:
-        """Return the smallest size that it takes."""
-        return next_power_of_two(size)
+        """Return the size of a block that takes ``size`` entries."""
+        return block_size_for(size)
 
     def mix(self, v: Tensor, g: Tensor) -> Tensor:
         """See :meth:`Mixing.mix`."""
