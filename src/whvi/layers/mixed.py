@@ -132,7 +132,7 @@ class _MixedLinear(torch.autograd.Function):
         views = _views(x.shape, s1.shape, g.shape, plan)
         v = _padded(x, plan).view(*views.x[:-1], plan.block_size) * s2.view(views.s2)
         t, kept = mixing.run(v, g.reshape(views.g))
-        y = (t * s1.view(views.s1)).view(*views.out[:-1], plan.vector_size)
+        y: Tensor = (t * s1.view(views.s1)).view(*views.out[:-1], plan.vector_size)
         y = y if plan.out_features == plan.vector_size else y[..., : plan.out_features].contiguous()
         ctx.mixing, ctx.plan, ctx.views = mixing, plan, views
         ctx.save_for_backward(*operands, t, *kept)

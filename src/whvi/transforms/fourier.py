@@ -88,7 +88,8 @@ def _analyse(x: Tensor, tables: _Tables) -> Tensor:
 def _synthesise(packed: Tensor, tables: _Tables, size: int) -> Tensor:
     """Return the rows that have these packed coefficients, which are overwritten."""
     spectrum = torch.view_as_complex(packed.unflatten(-1, (-1, 2))).mul_(tables.untwiddle)
-    return torch.fft.irfft(spectrum, n=size, norm="forward")  # not scaled
+    rows: Tensor = torch.fft.irfft(spectrum, n=size, norm="forward")  # not scaled
+    return rows
 
 
 class FourierMixing(Mixing):
