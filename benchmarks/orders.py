@@ -1,7 +1,7 @@
 """Blocks of 12, 20 or 28 times a power of two beside blocks padded to the next power of two.
 
-Both maps have as many inputs and outputs as the smaller block. The third rival is the square product
-of the next power of two, whose inputs and outputs fill it.
+Both maps have as many inputs and outputs as the smaller block. The third rival is the square
+product of the next power of two, whose inputs and outputs fill it.
 """
 
 from __future__ import annotations

@@ -137,10 +137,11 @@ static void NAME(spread_lanes)(const void *cosines, const void *sines, int64_t s
   }
 }
 
-/* Rows that fit half of the first-level cache together, but two at least. */
+/* Rows whose `arrays` fit half of the first-level cache, but two at least; backward (two arrays) four,
+ * for there are sums to be read and written beside the coefficients. */
 INLINE int64_t NAME(group_rows)(int64_t size, int arrays) {
-  const int64_t fit = (int64_t)LEAF / (2 * arrays * size);
-  return fit > 8 ? 8 : fit < 2 ? 2 : fit;
+  const int64_t fit = (int64_t)LEAF / (2 * arrays * size), least = 2 * arrays;
+  return fit > 8 ? 8 : fit < least ? least : fit;
 }
 
 /* A task: rows [begin, end) of one replica. */

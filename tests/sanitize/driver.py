@@ -175,10 +175,30 @@ def call_column(rng: random.Random) -> None:
         check()
 
 
+def call_butterfly(rng: random.Random) -> None:
+    dtype, replicas, rows = rng.choice(DTYPES), rng.randrange(1, 4), rng.randrange(1, 80)
+    levels, chunk_rows = rng.randrange(4, 9), rng.randrange(1, 80)
+    row, angles = (replicas, rows, 1 << levels), (levels, 1 << (levels - 1))
+    chunks = -(-rows // chunk_rows)
+    # as in run_levels of kernel.c: cosines, sines, x, y, gradient of x, sums
+    shapes = [*[(replicas, *angles)] * 2, *[row] * 3, (replicas, chunks, *angles)]
+    arrays = [guarded(rng, shape, dtype) for shape in shapes]
+    for tensor, _ in arrays[:3]:
+        tensor.uniform_(-1, 1)
+    pointers = [tensor.data_ptr() for tensor, _ in arrays]
+    threads, reverse = torch.get_num_threads(), rng.randrange(2)
+    sizes = (dtype.itemsize, threads, replicas, rows, levels, reverse, chunk_rows)
+    kernel.butterfly_forward(*sizes, *pointers[:4])
+    kernel.butterfly_backward(*sizes, *pointers)
+    for tensor, check in arrays:
+        assert tensor.isfinite().all()
+        check()
+
+
 def calls(num_calls: int, seed: int) -> None:
     rng = random.Random(seed)
     torch.manual_seed(seed)
-    others = [call_normals, call_words, call_kl, call_dense, call_column]
+    others = [call_normals, call_words, call_kl, call_dense, call_column, call_butterfly]
     functions = [call_fwht] * 3 + [call_product] * 4 + others
     for index in range(num_calls):
         if index % 500 == 0:

@@ -5,9 +5,9 @@ Level ``l`` maps the pairs ``(a, b) = (x[i], x[i + 2^l])``, bit ``l`` of ``i`` b
     [a']   [cos θ   sin θ] [a]
     [b'] = [sin θ  −cos θ] [b],
 
-and ``T`` applies level 0 first; with all angles ``π/4`` it is the orthonormal Hadamard matrix. A level
-is symmetric and its own inverse: ``Tᵀ`` is the levels in reverse order, and the backward pass goes
-back from the output, so that nothing between is kept. The gradient of an angle is
+and ``T`` applies level 0 first; with all angles ``π/4`` it is the orthonormal Hadamard matrix. A
+level is symmetric and its own inverse: ``Tᵀ`` is the levels in reverse order, and the backward pass
+goes back from the output, so that nothing between is kept. The gradient of an angle is
 ``θ̄ = b̄' a' − ā' b'``.
 """
 
@@ -44,6 +44,8 @@ def butterfly(x: Tensor, angles: Tensor, transpose: bool = False) -> Tensor:
     usable = kernel_takes(x) and kernel_takes(angles) and x.dtype is angles.dtype and x.numel() > 0
     if not usable or x.shape[-1] < _SMALLEST_ROW or is_tracing() or is_transformed():
         return compose(rows, angles, transpose).reshape(x.shape)
+    if not (torch.is_grad_enabled() and (x.requires_grad or angles.requires_grad)):
+        return _forward(rows, angles, transpose)[0].reshape(x.shape)
     # apply() is not annotated in torch.
     y = cast(Tensor, _Butterfly.apply(rows, angles, transpose))  # type: ignore[no-untyped-call]
     return y.reshape(x.shape)
@@ -65,9 +67,7 @@ class _Butterfly(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, angles: Tensor, transpose: bool) -> Tensor:
-        y = torch.empty_like(rows, memory_format=torch.contiguous_format)
-        coefficients = (angles.cos().contiguous(), angles.sin().contiguous())
-        _call("butterfly_forward", coefficients, transpose, rows.contiguous(), y)
+        y, coefficients = _forward(rows, angles, transpose)
         ctx.save_for_backward(rows, angles, y, *coefficients)
         ctx.transpose = transpose
         return y
@@ -84,6 +84,14 @@ class _Butterfly(torch.autograd.Function):
         grad = grads[0].contiguous()
         _call("butterfly_backward", coefficients, ctx.transpose, grad, y, into, sums)
         return into, sums.sum(-3), None
+
+
+def _forward(rows: Tensor, angles: Tensor, transpose: bool) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    """Run the kernel outside autograd; return the output, and cosines and sines."""
+    y = torch.empty_like(rows, memory_format=torch.contiguous_format)
+    coefficients = (angles.cos().contiguous(), angles.sin().contiguous())
+    _call("butterfly_forward", coefficients, transpose, rows.contiguous(), y)
+    return y, coefficients
 
 
 def _chunk_rows(rows: int) -> int:
