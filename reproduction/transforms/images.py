@@ -115,9 +115,7 @@ def image_records(unit: Unit, data_dir: str | None, *, quick: bool) -> Iterator[
     for split in unit.splits:
         start, seed = time.process_time(), unit.seed + split
         x, y = (t[split * size : (split + 1) * size] for t in (train.x, train.y))
-        settings, scores = CANDIDATES[0], []
-        if not quick:
-            settings, scores = _choose(variant, x, y, seed=seed)
+        settings, scores = (CANDIDATES[0], []) if quick else _choose(variant, x, y, seed=seed)
         model = train_network(variant, settings, x, y, seed=seed, steps=steps)
         predictive = predict(model, test.x[:test_rows], seed=seed)
         labels = test.y[:test_rows]

@@ -17,14 +17,7 @@ from whvi._kernel.noise import normal_from_seed
 from whvi._kernel.product import product
 from whvi.errors import ShapeError
 from whvi.sampling import draw_seed
-from whvi.transforms import (
-    Hadamard,
-    Mixing,
-    TransformLike,
-    fwht,
-    hadamard_matrix,
-    make_mixing,
-)
+from whvi.transforms import Hadamard, Mixing, TransformLike, fwht, hadamard_matrix, make_mixing
 
 
 def structured_product(

@@ -135,7 +135,7 @@ def mixed_least_squares(
     s1 = torch.ones_like(weights[..., 0])
     s2, one, g = torch.ones_like(s1), torch.ones_like(s1), torch.zeros_like(s1)
     for sweep in range(_SWEEPS + 1):
-        g = _solve_for_g(mixing, weights, mask, (s1, g, s2))
+        g = _descend(mixing, weights, mask, (s1, g, s2))
         if sweep < _SWEEPS:
             inner = dense_matrix(one, g, one, transform=mixing)
             s1 = _unit(_solve((weights, mask), inner, s2, -1))
@@ -143,7 +143,7 @@ def mixed_least_squares(
     return s1, g, s2
 
 
-def _solve_for_g(
+def _descend(
     mixing: Mixing, weights: Tensor, mask: Tensor, vectors: tuple[Tensor, Tensor, Tensor]
 ) -> Tensor:
     """Minimise ``‖mask ∘ (W − diag(s1) M(g) diag(s2))‖²`` over ``g`` by conjugate gradients.

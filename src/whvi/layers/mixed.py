@@ -132,11 +132,11 @@ class _MixedLinear(torch.autograd.Function):
         views = _views(x.shape, s1.shape, g.shape, plan)
         v = _padded(x, plan).view(*views.x[:-1], plan.block_size) * s2.view(views.s2)
         t, kept = mixing.run(v, g.reshape(views.g))
-        y = (t * s1.view(views.s1)).view(*views.out[:-1], plan.vector_size)
-        y = y if plan.out_features == plan.vector_size else y[..., : plan.out_features]
+        y: Tensor = (t * s1.view(views.s1)).view(*views.out[:-1], plan.vector_size)
+        y = y if plan.out_features == plan.vector_size else y[..., : plan.out_features].contiguous()
         ctx.mixing, ctx.plan, ctx.views = mixing, plan, views
         ctx.save_for_backward(*operands, t, *kept)
-        return y.contiguous() if bias is None else y + bias.view(views.bias).squeeze(-2)
+        return y if bias is None else y.add_(bias.view(views.bias).squeeze(-2))
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
@@ -154,8 +154,11 @@ class _MixedLinear(torch.autograd.Function):
         to_v, to_g = mixing.gradients((first, second), to_t, torch.Size(views.g))
         rows = _padded(x, plan).view(*views.x[:-1], plan.block_size)
         to_s2 = (to_v * rows).sum_to_size(views.s2).view(s2.shape)
-        to_x = to_v.mul_(s2.view(views.s2)).sum(-2) if ctx.needs_input_grad[2] else None
-        to_x = to_x if to_x is None else to_x[..., : plan.in_features]
+        to_x = None
+        if ctx.needs_input_grad[2]:
+            to_x = to_v.mul_(s2.view(views.s2))
+            to_x = to_x.sum(-2) if plan.num_blocks > 1 else to_x.squeeze(-2)
+            to_x = to_x[..., : plan.in_features]
         to_bias = None
         if bias is not None:
             to_bias = grad.unsqueeze(-2).sum_to_size(views.bias).view(bias.shape)

@@ -84,8 +84,9 @@ def _kind(layer: BayesianLayer) -> str:
     """Return the class, and the transform where it is not the default."""
     residual = getattr(layer, "residual", None)  # of an adapter
     mixing = getattr(getattr(residual or layer, "matrix", None), "mixing", None)
-    named = isinstance(mixing, Mixing) and mixing.name != "hadamard"
-    return f"{type(layer).__name__} ({mixing.name})" if named else type(layer).__name__
+    if not isinstance(mixing, Mixing) or mixing.name == "hadamard":
+        return type(layer).__name__
+    return f"{type(layer).__name__} ({mixing.name})"
 
 
 def _num_dense(layer: BayesianLayer) -> int:

@@ -68,7 +68,7 @@ def mlp(
             f"activation must build a module, such as the class torch.nn.ReLU, got {activation!r}"
         )
     if transform != "hadamard":
-        layer = partial(layer, transform=transform)
+        layer = partial(layer, transform=transform)  # type: ignore[call-arg]  # others have none
     widths = [in_features, *hidden]
     for width in (*widths, out_features):
         check_positive_int("every width", width)

@@ -1,6 +1,9 @@
 r"""A learned ``T``: ``log2 D`` levels of 2 × 2 reflections, ``½ D log2 D`` angles.
 
-:mod:`whvi._kernel.butterfly` has the equations. With all angles ``π/4``, ``T = H``.
+    [a']   [cos θ   sin θ] [a]
+    [b'] = [sin θ  −cos θ] [b]        for the pairs (a, b) = (x[i], x[i + 2^l]) of level l
+
+(:mod:`whvi._kernel.butterfly`). With all angles ``π/4``, ``T = H``.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ from whvi.transforms.mixing import Factors, Mixing
 __all__ = ["Butterfly", "LearnedButterfly", "butterfly"]
 
 _STARTS = ("hadamard", "random")
+_LEAST_ROW = 16  # entries of the rows that the kernel takes
 
 
 @final
@@ -82,11 +86,21 @@ class LearnedButterfly(nn.Module, Mixing):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return ``T x`` along the last axis."""
-        return butterfly(x, self.angles)
+        return butterfly(x, self.angles) if self.size >= _LEAST_ROW else self._multiply(x)
 
     def transpose(self, x: Tensor) -> Tensor:
         """Return ``Tᵀ x`` along the last axis."""
+        if self.size < _LEAST_ROW:
+            return self._multiply(x, transpose=True)
         return butterfly(x, self.angles, transpose=True)
+
+    def _multiply(self, x: Tensor, *, transpose: bool = False) -> Tensor:
+        """Do the same by the dense ``T``: faster than levels of torch operations."""
+        unit = torch.eye(self.size, dtype=x.dtype, device=x.device)
+        batch_shape = self.angles.shape[:-2]
+        T = butterfly(unit.expand(*batch_shape, *unit.shape), self.angles).mT
+        rows = x.reshape(*batch_shape, -1, self.size)
+        return (rows @ (T if transpose else T.mT)).reshape(x.shape)
 
     def mix(self, v: Tensor, g: Tensor) -> Tensor:
         """See :meth:`Mixing.mix`."""

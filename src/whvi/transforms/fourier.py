@@ -39,8 +39,8 @@ _HALF_TYPES = (torch.float16, torch.bfloat16)
 class _Tables(NamedTuple):
     """Constants of a size. Packed means ``view_as_real`` of ``m`` complex numbers, flat."""
 
-    twiddle: Tensor  # w, complex (m,)
-    untwiddle: Tensor  # w̄ / 2
+    twiddle: Tensor  # w / √D, complex (m,): an rfft that is not orthonormal is one pass less
+    untwiddle: Tensor  # w̄ / 2√D
     pack: Tensor  # (2m,): which coefficient stands where
     unpack: Tensor  # (D,): where each stands; the first place of those that stand twice
     rows: Tensor  # (D,): order in which the rfft takes a row
@@ -55,7 +55,7 @@ def _make_tables(angle: str, size: int, dtype: torch.dtype, device: torch.device
         phase[1:] = math.pi * k[1:] / (2 * size)
         rows = torch.cat([rows[::2], rows[1::2].flip(0)])
         rows = rows[-torch.arange(size) % size]  # the conjugate of F, and so signs are all plus
-    twiddle = torch.polar(torch.full_like(k, math.sqrt(2)), phase)
+    twiddle = torch.polar(torch.full_like(k, math.sqrt(2 / size)), phase)
     low = torch.arange(len(k))
     pack = torch.stack([low, -low % size], -1).flatten()
     unpack = torch.cat([2 * low, 2 * torch.arange(size - len(k), 0, -1) + 1])
@@ -82,14 +82,14 @@ def _select(x: Tensor, index: Tensor) -> Tensor:
 
 def _analyse(x: Tensor, tables: _Tables) -> Tensor:
     """Return the packed coefficients of rows ``x``."""
-    spectrum = torch.fft.rfft(x, norm="ortho") * tables.twiddle
-    return torch.view_as_real(spectrum).flatten(-2)
+    return torch.view_as_real(torch.fft.rfft(x).mul_(tables.twiddle)).flatten(-2)
 
 
 def _synthesise(packed: Tensor, tables: _Tables, size: int) -> Tensor:
-    """Return the rows that have these packed coefficients."""
-    spectrum = torch.view_as_complex(packed.unflatten(-1, (-1, 2))) * tables.untwiddle
-    return torch.fft.irfft(spectrum, n=size, norm="ortho")
+    """Return the rows that have these packed coefficients, which are overwritten."""
+    spectrum = torch.view_as_complex(packed.unflatten(-1, (-1, 2))).mul_(tables.untwiddle)
+    rows: Tensor = torch.fft.irfft(spectrum, n=size, norm="forward")  # not scaled
+    return rows
 
 
 class FourierMixing(Mixing):
@@ -169,7 +169,7 @@ class _Symmetric(FourierMixing):
 
     @abstractmethod
     def _leave(self, u: Tensor) -> Tensor:
-        """Return ``T u`` of a ``u`` in the hidden order."""
+        """Return ``T u`` of a ``u`` in the hidden order, which may be overwritten."""
 
     @abstractmethod
     def _orders(self, like: Tensor) -> tuple[Tensor, Tensor]:
@@ -308,7 +308,8 @@ class Circulant(FourierMixing):
         to_spectrum = (back * u.conj()).sum_to_size(*g_shape[:-1], u.shape[-1])
         packed = torch.view_as_real(to_spectrum).flatten(-2)
         to_g = _select(packed, tables.unpack) * tables.weight
-        return torch.fft.irfft(back * spectrum.conj(), n=self.size, norm="ortho"), to_g
+        to_v = torch.fft.irfft(back.mul_(spectrum.conj()), n=self.size, norm="ortho")
+        return to_v, to_g
 
     def factors(self, v: Tensor) -> Factors:
         """See :meth:`Mixing.factors`: one for each part of the spectrum of ``v``, real, imaginary.

@@ -57,7 +57,7 @@ class Hadamard(Mixing):
 
     @staticmethod
     def round_up(size: int) -> int:
-        """Return the size of a block that takes so many entries."""
+        """Return the size of a block that takes ``size`` entries."""
         return block_size_for(size)
 
     def mix(self, v: Tensor, g: Tensor) -> Tensor:
