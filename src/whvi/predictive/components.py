@@ -12,8 +12,8 @@ from typing import NoReturn, final
 
 import torch
 from torch import Tensor
+from torch.compiler import is_exporting
 
-from whvi._kernel.backend import is_tracing
 from whvi.errors import ConfigError, DataError, NumericalError, ShapeError
 from whvi.predictive.numerics import regularized_incomplete_beta, student_t_log_prob
 
@@ -254,8 +254,8 @@ def align_targets(
 
 
 def holds(condition: Tensor) -> bool:
-    """Tell whether a condition holds everywhere; a graph, which has no values, cannot tell."""
-    return is_tracing() or bool(condition.all())
+    """Tell whether a condition holds everywhere; assume it in torch.export, which has no values."""
+    return is_exporting() or bool(condition.all())
 
 
 def wide(**parameters: Tensor) -> list[Tensor]:

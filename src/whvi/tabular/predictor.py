@@ -25,9 +25,9 @@ import pandas as pd
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.compiler import is_exporting
 from torch.nn import functional as F
 
-from whvi._kernel.backend import is_tracing
 from whvi._kernel.jacobian import row_gradients
 from whvi._kernel.layout import BlockPlan, block_size_for
 from whvi._kernel.product import block_linear
@@ -217,7 +217,7 @@ class Functions:
         Matrix products of another size may round differently, and a prediction must not depend
         on the rows beside it. A graph that is exported takes all rows at once.
         """
-        if is_tracing():
+        if is_exporting():
             return (x,)
         filled: Tensor = F.pad(x, (0, 0, 0, -x.shape[-2] % self._rows_at_once))
         passes: tuple[Tensor, ...] = filled.split(self._rows_at_once, dim=-2)
