@@ -211,6 +211,7 @@ def test_linearize_takes_it(transform: object) -> None:
 @transforms
 def test_torch_compile_takes_it_whole(transform: object) -> None:
     model = whvi.mlp(5, (8,), transform=transform, dtype=torch.float64)
+    torch.compiler.reset()  # there is a limit to what one process compiles
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
     x = normal(4, 5)
     with sampling(MeanWeights()):
