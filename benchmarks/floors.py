@@ -107,6 +107,7 @@ _INTO_OUTPUT: dict[str, Wanted] = {
     "D": (128, 256, 512, 1024, 2048, 4096),
 }
 _POSTERIOR: dict[str, Wanted] = {"work": "posterior", "rows": 10_000}
+_OF_12_OR_20 = (320, 384, 640, 768, 1536, 2560, 3072, 5120)
 _PASSES = ("product", "product, noise per row")
 
 FLOORS = [
@@ -122,7 +123,7 @@ FLOORS = [
     _product(2048, "whvi", 70),
     _product(128, "whvi, noise per row", 1.2),
     _product(1024, "whvi, noise per row", 20),
-    Floor("orders", {}, "whvi", "padded", at_most=1),
+    Floor("orders", {"D": _OF_12_OR_20}, "whvi", "padded", at_most=1),
     Floor("orders", {}, "whvi", "next power of two", at_most=1),
     Floor(
         "noise", {"entries": ("2^13", "2^16", "2^20", "2^24")}, "torch.randn", "whvi", at_least=2.5

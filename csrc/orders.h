@@ -41,35 +41,31 @@
 #define LESS_FAR_14(i, rest) FMA(FAR_14(i), minus_two, rest)
 
 #define A(i) LOAD(src + (i) * from)
-#define B_6(i) LOAD(src + ((i) + 6) * from)
-#define B_10(i) LOAD(src + ((i) + 10) * from)
-#define B_14(i) LOAD(src + ((i) + 14) * from)
-#define SUM_OF_6(i) p[i] = A(i) + B_6(i);
-#define SUM_OF_10(i) p[i] = A(i) + B_10(i);
-#define SUM_OF_14(i) p[i] = A(i) + B_14(i);
-#define DIFFERENCE_OF_6(i) p[i] = DIFFERENCE(A(i), B_6(i));
-#define DIFFERENCE_OF_10(i) p[i] = DIFFERENCE(A(i), B_10(i));
-#define DIFFERENCE_OF_14(i) p[i] = DIFFERENCE(A(i), B_14(i));
-#define UPPER_6(i) STORE(dst + (i) * to, LESS_FAR_6(i, FMA(B_6(i), minus_two, all)));
-#define UPPER_10(i) STORE(dst + (i) * to, LESS_FAR_10(i, FMA(B_10(i), minus_two, all)));
-#define UPPER_14(i) STORE(dst + (i) * to, LESS_FAR_14(i, FMA(B_14(i), minus_two, all)));
-#define LOWER_6(i) STORE(dst + ((i) + 6) * to, LESS_FAR_6(i, FMA(A(i), minus_two, all)));
-#define LOWER_10(i) STORE(dst + ((i) + 10) * to, LESS_FAR_10(i, FMA(A(i), minus_two, all)));
-#define LOWER_14(i) STORE(dst + ((i) + 14) * to, LESS_FAR_14(i, FMA(A(i), minus_two, all)));
+#define B(i) LOAD(src + ((i) + half) * from)
+#define SUM_OF(i) p[i] = A(i) + B(i);
+#define DIFFERENCE_OF(i) p[i] = DIFFERENCE(A(i), B(i));
+#define LESS_TWICE(other) FMA(other, minus_two, all)
+#define UPPER_6(i) STORE(dst + (i) * to, LESS_FAR_6(i, LESS_TWICE(B(i))));
+#define UPPER_10(i) STORE(dst + (i) * to, LESS_FAR_10(i, LESS_TWICE(B(i))));
+#define UPPER_14(i) STORE(dst + (i) * to, LESS_FAR_14(i, LESS_TWICE(B(i))));
+#define LOWER_6(i) STORE(dst + ((i) + half) * to, LESS_FAR_6(i, LESS_TWICE(A(i))));
+#define LOWER_10(i) STORE(dst + ((i) + half) * to, LESS_FAR_10(i, LESS_TWICE(A(i))));
+#define LOWER_14(i) STORE(dst + ((i) + half) * to, LESS_FAR_14(i, LESS_TWICE(A(i))));
 
 /* H_m of m = 2 h vectors that are `from` entries apart in src and `to` apart in dst. 12 and 20 are
  * read into registers first. 28 do not fit: they are read twice, so that dst must be other memory, one
  * half after the other, and in a function of their own, where no others want the registers. */
 #define DEFINE_HALVES(m, h)                                                                     \
   INLINE void NAME(halves_##m)(const T *src, size_t from, T *dst, size_t to) {                  \
+    const size_t half = h;                                                                      \
     const V minus_two = (V){0} - 2, one = (V){0} + 1;                                           \
     V p[h], sum, all;                                                                           \
     (void)one;                                                                                  \
-    EACH_##h(SUM_OF_##h) sum = SUM_##h, all = sum + p[0];                                       \
-    STORE(dst, sum + (A(0) - B_##h(0)));                                                        \
+    EACH_##h(SUM_OF) sum = SUM_##h, all = sum + p[0];                                           \
+    STORE(dst, sum + (A(0) - B(0)));                                                            \
     AFTER_FIRST_##h(UPPER_##h)                                                                  \
-    EACH_##h(DIFFERENCE_OF_##h) sum = SUM_##h, all = sum + p[0];                                \
-    STORE(dst + h * to, sum - (A(0) + B_##h(0)));                                               \
+    EACH_##h(DIFFERENCE_OF) sum = SUM_##h, all = sum + p[0];                                    \
+    STORE(dst + h * to, sum - (A(0) + B(0)));                                                   \
     AFTER_FIRST_##h(LOWER_##h)                                                                  \
   }
 DEFINE_HALVES(12, 6)

@@ -2,7 +2,7 @@
  *
  * Level l maps pairs (a, b), h = 2^l entries apart, to (c a + s b, s a - c b); pairs are numbered by the
  * index of a. A level is its own inverse, so the backward pass takes the outputs back through it, and
- * the gradient of an angle needs no more than these: grad_b b's partner a minus grad_a b.
+ * the gradient of an angle needs no more than these: grad_b a - grad_a b.
  *
  * Coefficients are read once for a group of rows. Levels below a vector have theirs spread over the
  * lanes: v becomes v * cosines + swapped v * sines. Levels above go by pairs where there are two.

@@ -51,7 +51,9 @@ def by_kernel(model: nn.Module, x: Tensor) -> tuple[Tensor, Tensor, dict[nn.Para
 @needs_kernel
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("batch_shape", [(), (3,)])
-@pytest.mark.parametrize("sizes", [(5, (16, 8), 1), (13, (128, 128), 2), (3, (20,), 1), (4, (), 3)])
+@pytest.mark.parametrize(
+    "sizes", [(5, (16, 8), 1), (13, (128, 128), 2), (3, (20,), 1), (4, (), 3), (300, (384,), 2)]
+)
 def test_same_values_and_gradients_as_the_layers(sizes, batch_shape, dtype) -> None:
     compare_with_the_layers(whvi.mlp(*sizes, batch_shape=batch_shape, dtype=dtype), sizes[0])
 
