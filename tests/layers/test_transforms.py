@@ -14,7 +14,7 @@ from whvi.layers import WHVIConv2d, WHVILinear
 from whvi.layers.compiled import why_not_compiled
 from whvi.likelihoods import Gaussian
 from whvi.posteriors import LowRankGaussian
-from whvi.sampling import LocalReparameterization, WeightDraws, sampling
+from whvi.sampling import LocalReparameterization, MeanWeights, WeightDraws, sampling
 
 TRANSFORMS = ["dct", "hartley", "circulant", "butterfly", "butterfly-random"]
 
@@ -206,3 +206,15 @@ def test_linearize_takes_it(transform: object) -> None:
     data = (normal(20, 3), normal(20, seed=1))
     posterior = whvi.linearize(model, likelihood, data)
     assert posterior.predictive(normal(5, 3)).mean.isfinite().all()
+
+
+@transforms
+def test_torch_compile_takes_it_whole(transform: object) -> None:
+    model = whvi.mlp(5, (8,), transform=transform, dtype=torch.float64)
+    torch.compiler.reset()  # there is a limit to what one process compiles
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    x = normal(4, 5)
+    with sampling(MeanWeights()):
+        torch.testing.assert_close(compiled(x), model(x))
+    compiled(x).sum().backward()
+    assert all(p.grad is not None for p in model.parameters())

@@ -106,7 +106,7 @@ def _compose(
     mixing: Mixing, plan: BlockPlan, x: Tensor, s1: Tensor, g: Tensor, s2: Tensor, bias: Any
 ) -> Tensor:
     """The map in torch operations."""
-    views = _views(x.shape, s1.shape, g.shape, plan)
+    views = views_of(x.shape, s1.shape, g.shape, s1.shape, plan)  # torch.compile warns of caches
     rows = _padded(x, plan).view(*views.x[:-1], plan.block_size)
     t = mixing.mix(s2.reshape(views.s2) * rows, g.reshape(views.g))
     y = (s1.reshape(views.s1) * t).flatten(-2)[..., : plan.out_features]

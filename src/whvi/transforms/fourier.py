@@ -55,13 +55,14 @@ def _make_tables(angle: str, size: int, dtype: torch.dtype, device: torch.device
         phase[1:] = math.pi * k[1:] / (2 * size)
         rows = torch.cat([rows[::2], rows[1::2].flip(0)])
         rows = rows[-torch.arange(size) % size]  # the conjugate of F, and so signs are all plus
-    twiddle = torch.polar(torch.full_like(k, math.sqrt(2 / size)), phase)
+    size_of_w = math.sqrt(2 / size)
+    real, imaginary = ((size_of_w * f(phase)).to(dtype) for f in (torch.cos, torch.sin))
+    twiddle = torch.complex(real, imaginary)
     low = torch.arange(len(k))
     pack = torch.stack([low, -low % size], -1).flatten()
     unpack = torch.cat([2 * low, 2 * torch.arange(size - len(k), 0, -1) + 1])
-    tables = (twiddle.to(dtype.to_complex()), (twiddle.conj() / 2).to(dtype.to_complex()))
     indices = (pack, unpack, rows, rows.argsort())
-    return _Tables(*(t.to(device) for t in (*tables, *indices)))
+    return _Tables(*(t.to(device) for t in (twiddle, twiddle.conj().resolve_conj() / 2, *indices)))
 
 
 @lru_cache(maxsize=64)
