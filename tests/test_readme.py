@@ -170,7 +170,7 @@ def test_the_figures_beside_whvi_best_are_those_of_the_records():
     assert all(p["mnll"].mean > 0 for p in trees)
     errors: dict[str, dict[int, float]] = {}
     for record in _table1():
-        if record["dataset"] == "naval":
+        if record["dataset"] == "naval" and record["method"] != "WHVIRegressor":  # five splits
             errors.setdefault(record["method"], {})[record["split"]] = record["rmse"]
     lowest = [min(errors, key=lambda name: errors[name][k]) for k in range(20)]
     assert lowest.count("noisy-kfac") == 15
