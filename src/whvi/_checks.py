@@ -88,3 +88,20 @@ def check_finite(name: str, x: Tensor) -> None:
         f"{name} holds {len(bad)} values that are not finite "
         f"(first: {x[first].item()} at index {first}); drop or fill them before fitting"
     )
+
+
+_LEAST_ODD_BLOCK = 256  # inputs from which a block need not be a power of two
+_LEAST_BLOCK_OF_28 = 3584  # combining 28 parts takes longer than the padding of smaller blocks
+
+
+def block_size_for(num_features: int) -> int:
+    """Return the size of a block that takes ``num_features``: the fastest, hence the smallest.
+
+    From 257 on that is ``m · 2**k`` with ``m`` 1, 12 or 20, and 28 for large blocks (section
+    ``orders`` of the benchmarks); below, the next power of two.
+    """
+    order = next_hadamard_order(num_features)
+    too_small = hadamard_factor(order) == 28 and order < _LEAST_BLOCK_OF_28
+    if num_features < _LEAST_ODD_BLOCK or too_small:
+        return next_power_of_two(num_features)
+    return order

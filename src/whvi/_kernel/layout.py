@@ -13,9 +13,9 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from whvi._checks import (
+    block_size_for,
     check_positive_int,
     hadamard_factor,
-    next_hadamard_order,
     next_power_of_two,
     refused_order,
 )
@@ -24,29 +24,12 @@ from whvi.errors import ShapeError
 Shape = tuple[int, ...]
 
 
-_LEAST_ODD_BLOCK = 256  # inputs from which a block need not be a power of two
-_LEAST_BLOCK_OF_28 = 3584  # combining 28 parts takes longer than the padding of smaller blocks
-
-
-def block_size_for(num_features: int) -> int:
-    """Return the size of a block that takes ``num_features``: the fastest, hence the smallest.
-
-    From 257 on that is ``m · 2**k`` with ``m`` 1, 12 or 20, and 28 for large blocks (section
-    ``orders`` of the benchmarks); below, the next power of two.
-    """
-    order = next_hadamard_order(num_features)
-    too_small = hadamard_factor(order) == 28 and order < _LEAST_BLOCK_OF_28
-    if num_features < _LEAST_ODD_BLOCK or too_small:
-        return next_power_of_two(num_features)
-    return order
-
-
 class BlockPlan(NamedTuple):
     """How an ``in_features`` × ``out_features`` map is made of ``D × D`` blocks.
 
-    - **stacked** (the usual case): the input is padded with zeros to ``D``, see
-      :func:`block_size_for`; ``K`` independent blocks share that input, and the last one is
-      trimmed: ``y = [W_1 x; …; W_K x][:out_features]``.
+    - **stacked** (the usual case): the input is padded with zeros to ``D``
+      (:func:`whvi._checks.block_size_for`); ``K`` independent blocks share that input, and the last
+      one is trimmed: ``y = [W_1 x; …; W_K x][:out_features]``.
     - **column** (one side is 1): the single column or row of ``n`` weights is the leading part of
       ``vec(W)`` of one block with ``D² ≥ n``, ``D = 2**d``: ``O(√n)`` parameters for ``n`` weights.
     """

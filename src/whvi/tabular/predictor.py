@@ -28,8 +28,9 @@ from torch import Tensor, nn
 from torch.compiler import is_exporting
 from torch.nn import functional as F
 
+from whvi._checks import block_size_for
 from whvi._kernel.jacobian import row_gradients
-from whvi._kernel.layout import BlockPlan, block_size_for
+from whvi._kernel.layout import BlockPlan
 from whvi._kernel.product import block_linear
 from whvi.errors import ConfigError
 from whvi.layers import WHVILinear

@@ -1,7 +1,6 @@
 """Orthonormal transforms: the Walsh-Hadamard one by a C kernel, others for ``transform=``."""
 
-from whvi._kernel.butterfly import butterfly
-from whvi.transforms.butterfly import Butterfly
+from whvi.transforms.butterfly import Butterfly, butterfly
 from whvi.transforms.fwht import fwht, fwht_
 from whvi.transforms.mixing import Hadamard, Mixing, Transform
 from whvi.transforms.plain import hadamard_matrix

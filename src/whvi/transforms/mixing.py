@@ -13,7 +13,7 @@ from typing import Any, Protocol, final
 import torch
 from torch import Tensor, nn
 
-from whvi._kernel.layout import block_size_for
+from whvi._checks import block_size_for
 from whvi.errors import ConfigError
 from whvi.transforms.fwht import fwht
 from whvi.transforms.plain import hadamard_matrix
