@@ -77,7 +77,7 @@ def table_names(root: str | os.PathLike[str] | None = None) -> list[str]:
 def load_table(
     name: str, root: str | os.PathLike[str] | None = None, *, most_rows: int | None = None
 ) -> Table:
-    """Read one of the tables; large ones are subsampled as the protocol says.
+    """Read one of the tables without rows whose target is missing; large ones are subsampled.
 
     Raises:
         DataError: There is no such table, or its file cannot be read.
@@ -90,6 +90,7 @@ def load_table(
     frame = pd.read_csv(path)
     if len(frame) != entry["rows"] or entry["target"] not in frame:
         raise DataError(f"{path} does not hold what the index says; copy the file again")
+    frame = frame[frame[entry["target"]].notna()].reset_index(drop=True)
     limit = most_rows or _MOST_ROWS.get(name, len(frame))
     if limit < len(frame):
         kept = np.random.default_rng(_SEED).choice(len(frame), limit, replace=False)

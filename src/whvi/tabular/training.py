@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -34,6 +34,8 @@ FEW_ROWS = 3000
 
 _RATE_FACTORS = (1.0, 0.3, 0.1)  # on the learning rate, tried in turn
 _FEWEST_ROWS = 10  # with fewer, nothing is left out: two rows cannot judge eight
+_MOST_BINS, _ROWS_PER_BIN = 16, 8  # of a column
+_MOST_INPUTS, _MOST_NUMBERS = 1024, 100_000_000  # of bins in a row, and in all rows
 _MOST_HELD_OUT = 10_000  # rows: more judge no better, and are evaluated twenty times
 
 
@@ -50,6 +52,10 @@ class Plan:
         validation_fraction: Share of the rows that each member leaves out for early stopping and
             for the calibration of the noise.
         rotate: Whether every member leaves out rows of its own, or all the same.
+        bins: Of a column, if held-out rows speak for them; less than 2: none.
+        trial: What differs in the short runs by which inputs and noise are chosen.
+        clear_gain: Nats per held-out row by which a short run decides on the inputs; below that,
+            both are trained.
     """
 
     hidden: tuple[int, ...]
@@ -61,6 +67,17 @@ class Plan:
     beta: float
     validation_fraction: float
     rotate: bool
+    bins: int
+    trial: dict[str, Any]
+    clear_gain: float
+
+    def with_bins(self) -> Plan:
+        """Return the same for inputs with bins: steps are theirs, waves are not needed."""
+        return replace(self, features="relu")
+
+    def short(self) -> Plan:
+        """Return the plan of a short run."""
+        return replace(self, **self.trial)
 
     def fit_config(self, seed: int, *, factor: float = 1.0) -> FitConfig:
         """Return the options of :func:`whvi.fit`; ``factor`` lowers the learning rate."""
@@ -78,6 +95,7 @@ class Plan:
 
 def plan_for(
     num_rows: int,
+    num_columns: int = 1,
     *,
     hidden: int | Sequence[int] | None = None,
     members: int | None = None,
@@ -89,6 +107,7 @@ def plan_for(
 
     Few rows: eight narrow networks, each of which leaves out another tenth, so that the ensemble
     has seen every row. Many rows: four wide networks and one common part for validation.
+    Bins hold at least eight rows, and there are not more of them than memory allows.
     """
     few = num_rows < FEW_ROWS
     members = _default(members, 8 if few else 4)
@@ -100,6 +119,12 @@ def plan_for(
         raise ConfigError(f"validation_fraction must lie in [0, 1), got {share!r}")
     beta = _default(beta, 0.3 if few else 0.2)
     check_positive("beta", beta)
+    most_bins = min(_MOST_INPUTS, _MOST_NUMBERS // num_rows) // num_columns
+    trial: dict[str, Any] = {"steps": min(1500 if few else 500, max(1, steps // 5))}
+    if few and share:
+        trial["validation_fraction"] = max(share, 0.25)  # of four pairs: all rows
+    elif not few:
+        trial["members"] = min(members, 2)
     return Plan(
         hidden=_widths(hidden, (128, 128) if few else (512, 512, 512)),
         features="relu" if few else "sine",
@@ -110,6 +135,9 @@ def plan_for(
         beta=float(beta),
         validation_fraction=float(share),
         rotate=few and members > 1,
+        bins=min(_MOST_BINS, num_rows // _ROWS_PER_BIN, most_bins),
+        trial=trial,
+        clear_gain=0.3 if few else 0.0,
     )
 
 
