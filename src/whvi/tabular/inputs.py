@@ -109,7 +109,7 @@ class Column:
             counts = values.dropna().map(text_of).value_counts()
             texts = {*counts.index[:_MOST_CATEGORIES], *[_MISSING_CATEGORY] * bool(missing.any())}
             return cls(name=name, kind=kind, dtype=dtype, categories=tuple(sorted(texts)))
-        numbers = _numbers(values[~missing], name, kind)
+        numbers = numbers_of(values[~missing], name, kind)
         return cls(
             name=name,
             kind=kind,
@@ -121,7 +121,10 @@ class Column:
         )
 
     def encode(self, values: pd.Series) -> NDArray[np.float64]:
-        """Return ``(N, width)``: numbers, or one-hot texts (all zeros for an unknown one)."""
+        """Return ``(N, width)``: numbers, or one-hot texts (all zeros for an unknown one).
+
+        A missing number is NaN if the column was complete: the networks then see several values.
+        """
         missing = values.isna().to_numpy()
         if self.categories is not None:
             known = self.positions(values)
@@ -131,8 +134,9 @@ class Column:
             return np.concatenate(parts, axis=1, dtype=np.float64)
         if self.fill is None:
             return np.empty((len(values), 0))
-        numbers = np.full(len(values), self.fill)
-        numbers[~missing] = _numbers(values[~missing], self.name, self.kind)
+        complete = self.kind != "date" and not self.indicator
+        numbers = np.full(len(values), np.nan if complete else self.fill)
+        numbers[~missing] = numbers_of(values[~missing], self.name, self.kind)
         parts = [numbers]
         if self.kind == "date":
             parts += _calendar(numbers)
@@ -223,18 +227,7 @@ class TableSchema:
         return cls(**{**values, "columns": tuple(columns), "target_names": targets})
 
 
-def finite_numbers(values: pd.Series, name: str) -> NDArray[np.float64]:
-    """Return a column as float64; refuse all but numbers, missing ones and infinities included."""
-    missing = values.isna().to_numpy()
-    if missing.any():
-        raise DataError(
-            f"column {name!r} holds {int(missing.sum())} missing values (NaN; first in "
-            f"{place(values, int(missing.argmax()))}); drop or fill them"
-        )
-    return _numbers(values, name, "numeric")
-
-
-def _numbers(values: pd.Series, name: str, kind: Kind) -> NDArray[np.float64]:
+def numbers_of(values: pd.Series, name: str, kind: Kind) -> NDArray[np.float64]:
     """Return a column without missing values as float64; dates as days since 1970."""
     if values.dtype.kind == "O":
         wrong = [row for row, value in enumerate(values) if _value_kind(value) != "number"]
@@ -325,7 +318,7 @@ def _reads_as_number(value: Any) -> bool:
 
 
 class NetworkInputs(NamedTuple):
-    """Rows as networks see them, ``(N, in)`` in float32, and how far each is stretched, ``(N,)``.
+    """Rows as networks see them, ``(N, in)`` in float32, and how each is stretched, ``(N, 1)``.
 
     What heavy tails hide from the networks is told by the second: one plus the distance from the
     range of the training rows, along the columns that are bent.
@@ -369,19 +362,35 @@ class Embedding:
         """Inputs of the networks."""
         return len(self.mean)
 
-    def __call__(self, encoded: NDArray[np.float64], device: torch.device | str) -> NetworkInputs:
-        """Embed rows ``(N, w)``; values beyond 10⁶ units are cut."""
-        parts = [self._embed(encoded[k : k + _BLOCK]) for k in range(0, len(encoded), _BLOCK)]
+    def of_members(
+        self, encoded: NDArray[np.float64], device: torch.device | str, num_members: int
+    ) -> NetworkInputs:
+        """Embed rows; members see different values of a number that was never missing before."""
+        if not np.isnan(encoded).any():
+            return self(encoded, device)
+        levels = torch.special.ndtri((torch.arange(num_members).double() + 0.5) / num_members)
+        parts = [self(encoded, device, level=z) for z in levels.tolist()]
+        return NetworkInputs(torch.stack([part.x for part in parts]), parts[0].stretch)
+
+    def __call__(
+        self, encoded: NDArray[np.float64], device: torch.device | str, *, level: float = 0.0
+    ) -> NetworkInputs:
+        """Embed rows ``(N, w)``; values beyond 10⁶ units are cut, and NaN becomes ``level``."""
+        blocks = range(0, len(encoded), _BLOCK)
+        parts = [self._embed(encoded[k : k + _BLOCK], level) for k in blocks]
         both = (torch.as_tensor(np.concatenate(p), device=device) for p in zip(*parts, strict=True))
         return NetworkInputs(*both)
 
-    def _embed(self, rows: NDArray[np.float64]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    def _embed(
+        self, rows: NDArray[np.float64], level: float
+    ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         with np.errstate(over="ignore"):
             z = np.clip((rows - self.middle) / self.unit, -_FARTHEST, _FARTHEST)
+        z = np.where(np.isnan(z), np.clip(level, self.least, self.most), z)
         inputs = (self.features(z) - self.mean) / self.scale
         bent = z[:, self.heavy]
         beyond = bent - np.clip(bent, self.least[self.heavy], self.most[self.heavy])
-        distance = np.sqrt(np.square(beyond).sum(1))
+        distance = np.sqrt(np.square(beyond).sum(1, keepdims=True))
         return inputs.astype(np.float32), (1 + distance).astype(np.float32)
 
     def features(self, z: NDArray[np.float64]) -> NDArray[np.float64]:

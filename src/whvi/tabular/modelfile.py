@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor, nn
 
-from whvi._files import atomic_write, conform, seal, unseal
+from whvi._files import atomic_write, conform, conform_tensor, seal, unseal
 from whvi.errors import ModelFileError, WhviError
 from whvi.tabular.inputs import Embedding, TableSchema
 from whvi.tabular.predictor import (
@@ -231,14 +231,11 @@ def content_of(predictor: Predictor) -> ModelFile:
     for k, (mean, displacements) in enumerate(far.tangents if far else ()):
         tensors[f"linearized.{k}.mean"] = mean
         tensors |= {f"linearized.{k}.{i}": t for i, t in enumerate(displacements)}
-    classes = None
-    if labels is not None:
-        kind = "O" if labels.dtype.kind == "O" else labels.dtype.str
-        classes = {"dtype": kind, "values": labels.tolist()}
+    kind = None if labels is None else "O" if labels.dtype.kind == "O" else labels.dtype.str
     document = {
         "schema": asdict(predictor.schema),
         "architecture": asdict(predictor.architecture),
-        "classes": classes,
+        "classes": None if labels is None else {"dtype": kind, "values": labels.tolist()},
         "gate": None if far is None else far.gate._asdict(),
     }
     return ModelFile(tensors, document)
@@ -273,9 +270,9 @@ def predictor_of(content: ModelFile) -> Predictor:
 
 def _embedding(tensors: Mapping[str, Tensor], width: int, num_inputs: int) -> Embedding:
     """Read what makes ``num_inputs`` inputs of ``width`` encoded columns."""
-    if num_inputs < width:
-        raise ModelFileError(f"{width} encoded columns do not fit networks of {num_inputs} inputs")
     bins = num_inputs - width
+    if bins < 0:
+        raise ModelFileError(f"{width} encoded columns do not fit networks of {num_inputs} inputs")
     sizes = dict.fromkeys(("middle", "unit", "heavy", "least", "most"), width)
     sizes |= dict.fromkeys(("column", "left", "right"), bins)
     sizes |= dict.fromkeys(("mean", "scale"), num_inputs)
@@ -285,10 +282,9 @@ def _embedding(tensors: Mapping[str, Tensor], width: int, num_inputs: int) -> Em
     if len(sizes) != sum(name.startswith("inputs.") for name in tensors):
         raise ModelFileError("there are inputs that an embedding does not have")
     found = Embedding(**{name: tensors[f"inputs.{name}"].numpy() for name in sizes})
-    if bins and not (found.column.min() >= 0 and found.column.max() < width):
-        raise ModelFileError(f"bins of columns that are not there, of {width}")
-    if not (found.left < found.right).all() or not (found.least <= found.most).all():
-        raise ModelFileError("bins or ranges that end before they begin")
+    exist = (found.column >= 0) & (found.column < width) & (found.left < found.right)
+    if not exist.all() or not (found.least <= found.most).all():
+        raise ModelFileError(f"bins that end before they begin, or of none of {width} columns")
     return found
 
 
@@ -311,16 +307,7 @@ def load_tensors(part: str, module: nn.Module, tensors: Mapping[str, Tensor]) ->
 def _check_tensor(
     tensors: Mapping[str, Tensor], name: str, shape: tuple[int, ...], dtype: torch.dtype
 ) -> None:
-    if name not in tensors:
-        raise ModelFileError(f"there is no tensor {name}")
-    tensor = tensors[name]
-    if tensor.shape != shape or tensor.dtype != dtype:
-        raise ModelFileError(
-            f"tensor {name} is {tensor.dtype} {tuple(tensor.shape)}, but the description needs "
-            f"{dtype} {tuple(shape)}"
-        )
-    if not bool(tensor.isfinite().all()):
-        raise ModelFileError(f"tensor {name} holds values that are not finite")
+    tensor = conform_tensor(tensors, name, shape, dtype)
     if "target_" in name and bool((tensor.abs() > _LARGEST_TARGET).any()):
         raise ModelFileError(f"tensor {name} is so large that no variance is finite")
     if name.endswith(_POSITIVE) and not bool((tensor > 0).all()):

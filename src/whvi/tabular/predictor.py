@@ -286,10 +286,11 @@ class Linearized:
         """Return ``f (R, N, F)`` and the changes ``(R, S, N, O)`` of its first ``O`` outputs."""
         parts = [self._evaluate(rows, num_outputs) for rows in self.functions.passes(x)]
         f, changes = (torch.cat(part, dim=-2) for part in zip(*parts, strict=True))
-        return f[..., : len(x), :], changes[..., : len(x), :]
+        return f[..., : x.shape[-2], :], changes[..., : x.shape[-2], :]
 
     def _evaluate(self, x: Tensor, num_outputs: int) -> tuple[Tensor, Tensor]:
-        h = x.expand(self.functions.shape[0], 1, *x.shape)
+        rows = x.unsqueeze(-3) if x.dim() == 3 else x
+        h = rows.expand(self.functions.shape[0], 1, *rows.shape[-2:])
         inputs, slopes = [], []
         for k, layer in enumerate(self.layers[:-1]):
             inputs.append(self.functions.before(k, h))
@@ -341,14 +342,16 @@ class Predictor:
         Blocks are filled up to a multiple of 64 rows: vectorised sums treat the last differently.
         """
         encoded, found = self.schema.encode(table), []
-        device, at_once = self.functions.layers[0].bias.device, self.functions.block_rows
+        at_once, members = self.functions.block_rows, self.functions.shape[0]
+        device = self.functions.layers[0].bias.device
         few = len(encoded) * self.functions.width < _WORTH_THREADS
         with limited_threads(1 if few else torch.get_num_threads()):
             for k in range(0, len(encoded), at_once):
-                x, stretch = self.embedding(encoded[k : k + at_once], device)
-                missing = -len(x) % _MOST_ROWS
-                filled = F.pad(x, (0, 0, 0, missing)), F.pad(stretch, (0, missing), value=1.0)
-                found.append(of(self.predictive(*filled))[: len(x)])
+                block = encoded[k : k + at_once]
+                x, stretch = self.embedding.of_members(block, device, members)
+                rest = -len(stretch) % _MOST_ROWS
+                filled = F.pad(x, (0, 0, 0, rest)), F.pad(stretch, (0, 0, 0, rest), value=1.0)
+                found.append(of(self.predictive(*filled))[: len(stretch)])
         return found
 
     def evaluate(
@@ -362,15 +365,13 @@ class Predictor:
         """Return the predictive distribution of all rows in one object."""
         return _by_row(Predictive.cat(self.map(table, lambda p: p)))
 
-    def predictive(self, x: Tensor, stretch: Tensor | None = None) -> Predictive:
+    def predictive(self, x: Tensor, stretch: Tensor | float = 1.0) -> Predictive:
         """Return the mixture over members and draws, near and far, of embedded rows."""
         near = self.likelihood.predictive(self.functions(x)).pool()
         if self.linearized is None:
             return _by_row(near)
         f, changes = self.linearized(x, self.architecture.num_functions)
-        if stretch is not None:
-            changes = changes * stretch.unsqueeze(-1)
-        far, share = self._far(self.linearized.gate, f.double(), changes.double())
+        far, share = self._far(self.linearized.gate, f.double(), stretch * changes.double())
         return _by_row(Predictive.mix([near, far], [1 - share, share]))
 
     def share(self, predictive: Predictive) -> Tensor:

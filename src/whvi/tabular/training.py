@@ -34,7 +34,7 @@ FEW_ROWS = 3000
 
 _RATE_FACTORS = (1.0, 0.3, 0.1)  # on the learning rate, tried in turn
 _FEWEST_ROWS = 10  # with fewer, nothing is left out: two rows cannot judge eight
-_MOST_BINS, _ROWS_PER_BIN = 16, 8  # of a column
+_MOST_BINS, _FEWEST_FOR_BINS = 16, 128  # of a column; rows, so that a bin holds eight
 _MOST_INPUTS, _MOST_NUMBERS = 1024, 100_000_000  # of bins in a row, and in all rows
 _MOST_HELD_OUT = 10_000  # rows: more judge no better, and are evaluated twenty times
 
@@ -107,7 +107,7 @@ def plan_for(
 
     Few rows: eight narrow networks, each of which leaves out another tenth, so that the ensemble
     has seen every row. Many rows: four wide networks and one common part for validation.
-    Bins hold at least eight rows, and there are not more of them than memory allows.
+    From 128 rows on a column may have 16 bins, or as many as memory allows.
     """
     few = num_rows < FEW_ROWS
     members = _default(members, 8 if few else 4)
@@ -135,7 +135,7 @@ def plan_for(
         beta=float(beta),
         validation_fraction=float(share),
         rotate=few and members > 1,
-        bins=min(_MOST_BINS, num_rows // _ROWS_PER_BIN, most_bins),
+        bins=min(_MOST_BINS, most_bins) if num_rows >= _FEWEST_FOR_BINS else 0,
         trial=trial,
         clear_gain=0.3 if few else 0.0,
     )
