@@ -140,7 +140,7 @@ def count_mnll(
 
 # Candidates ------------------------------------------------------------------------------------
 
-_MIN_NLL_GAIN = 0.05
+_MIN_NLL_GAIN = {"heteroscedastic": 0.05, "student_t": 0.01, "poisson": 0.01}
 """Nats per held-out row by which a later likelihood must win: a second head costs the first one."""
 
 
@@ -235,7 +235,7 @@ def choose(trials: Trials, likelihoods: Sequence[str]) -> Candidate:
     best, chosen, inputs = min(scores), first, trials.embeddings[-1 if gain > 0 else 0]
     for likelihood in likelihoods[1:]:
         score = trials.train(inputs, likelihood, short=True).mnll
-        if score < best - _MIN_NLL_GAIN:
+        if score < best - _MIN_NLL_GAIN[likelihood]:
             best, chosen = score, likelihood
     kept = trials.embeddings if 0 < gain < trials.plan.clear_gain else (inputs,)
     return min((trials.train(each, chosen) for each in kept), key=lambda found: found.mnll)

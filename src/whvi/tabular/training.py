@@ -53,6 +53,7 @@ class Plan:
             for the calibration of the noise.
         rotate: Whether every member leaves out rows of its own, or all the same.
         bins: Of a column, if held-out rows speak for them; less than 2: none.
+        binned: What differs with bins: they make steps, so no waves, and take more of a prior.
         trial: What differs in the short runs by which inputs and noise are chosen.
         clear_gain: Nats per held-out row by which a short run decides on the inputs; below that,
             both are trained.
@@ -68,12 +69,13 @@ class Plan:
     validation_fraction: float
     rotate: bool
     bins: int
+    binned: dict[str, Any]
     trial: dict[str, Any]
     clear_gain: float
 
     def with_bins(self) -> Plan:
-        """Return the same for inputs with bins: steps are theirs, waves are not needed."""
-        return replace(self, features="relu")
+        """Return the plan for inputs with bins."""
+        return replace(self, **self.binned)
 
     def short(self) -> Plan:
         """Return the plan of a short run."""
@@ -117,6 +119,9 @@ def plan_for(
     share = _default(validation_fraction, 0.1)
     if isinstance(share, bool) or not isinstance(share, int | float) or not 0 <= share < 1:
         raise ConfigError(f"validation_fraction must lie in [0, 1), got {share!r}")
+    binned: dict[str, Any] = {"features": "relu"}
+    if beta is None and not few:
+        binned["beta"] = 0.5
     beta = _default(beta, 0.3 if few else 0.2)
     check_positive("beta", beta)
     most_bins = min(_MOST_INPUTS, _MOST_NUMBERS // num_rows) // num_columns
@@ -136,6 +141,7 @@ def plan_for(
         validation_fraction=float(share),
         rotate=few and members > 1,
         bins=min(_MOST_BINS, most_bins) if num_rows >= _FEWEST_FOR_BINS else 0,
+        binned=binned,
         trial=trial,
         clear_gain=0.3 if few else 0.0,
     )
