@@ -140,8 +140,9 @@ def count_mnll(
 
 # Candidates ------------------------------------------------------------------------------------
 
-_MIN_NLL_GAIN = {"heteroscedastic": 0.05, "student_t": 0.01, "poisson": 0.01}
-"""Nats per held-out row by which a later likelihood must win: a second head costs the first one."""
+_ASKED_FOR = ("student_t", "poisson")
+_LEAST_GAIN = {"gaussian": 0.05, "heteroscedastic": 0.05, "student_t": 0.01, "poisson": 0.01}
+"""Nats per held-out row by which a later candidate must win: bins and a second head have a cost."""
 
 
 class Candidate(NamedTuple):
@@ -224,18 +225,30 @@ class Trials:
 def choose(trials: Trials, likelihoods: Sequence[str]) -> Candidate:
     """Return the candidate that held-out rows speak for.
 
-    Short runs compare inputs without and with bins under the first likelihood, then the other
-    likelihoods. Should the inputs differ little in short runs, both are trained in full.
+    Short runs under the first likelihood compare inputs without and with bins; should they differ
+    little, both are trained in full. Then comes the noise that depends on the inputs, in full, and
+    noise that targets ask for, in full if a short run speaks for it.
     """
-    first = likelihoods[0]
-    if not trials.plan.validation_fraction or len(trials.embeddings) == len(likelihoods) == 1:
-        return trials.train(trials.embeddings[0], first)
-    scores = [trials.train(each, first, short=True).mnll for each in trials.embeddings]
-    gain = scores[0] - scores[-1] if len(scores) > 1 else -math.inf
-    best, chosen, inputs = min(scores), first, trials.embeddings[-1 if gain > 0 else 0]
+    first, plan = likelihoods[0], trials.plan
+    kept, score = trials.embeddings, math.nan
+    if plan.validation_fraction and len(kept) > 1:
+        scores = [trials.train(each, first, short=True).mnll for each in kept]
+        gain, score = scores[0] - scores[1], min(scores)
+        if not 0 < gain < plan.clear_gain:
+            kept = (kept[1 if gain > 0 else 0],)
+    best = trials.train(kept[0], first)
+    for embedding in kept[1:]:
+        best = _better(best, trials.train(embedding, first), _LEAST_GAIN.get(first, 0.0))
     for likelihood in likelihoods[1:]:
-        score = trials.train(inputs, likelihood, short=True).mnll
-        if score < best - _MIN_NLL_GAIN[likelihood]:
-            best, chosen = score, likelihood
-    kept = trials.embeddings if 0 < gain < trials.plan.clear_gain else (inputs,)
-    return min((trials.train(each, chosen) for each in kept), key=lambda found: found.mnll)
+        if likelihood in _ASKED_FOR:
+            if math.isnan(score):
+                score = trials.train(best.embedding, first, short=True).mnll
+            if not trials.train(best.embedding, likelihood, short=True).mnll < score:
+                continue
+        found = trials.train(best.embedding, likelihood)
+        best = _better(best, found, _LEAST_GAIN[likelihood])
+    return best
+
+
+def _better(best: Candidate, other: Candidate, least_gain: float) -> Candidate:
+    return other if other.mnll < best.mnll - least_gain else best
