@@ -227,7 +227,7 @@ def test_only_what_the_targets_ask_for_is_tried(draw, tried, rng):
 def test_counts_are_taken_for_counts(rng):
     x = rng.normal(size=(400, 1))
     y = rng.poisson(np.exp(0.5 + 0.8 * x[:, 0]))
-    model = quick_regressor(likelihood="auto", max_iter=1500, linearize=False).fit(x, y)
+    model = quick_regressor(likelihood="auto", max_iter=600, linearize=False).fit(x, y)
     assert model.likelihood_ == "poisson"
     assert model.predict_dist(x).discrete
     mean = model.predict(x)
@@ -237,7 +237,7 @@ def test_counts_are_taken_for_counts(rng):
 def test_outliers_are_taken_for_outliers(rng):
     x = rng.normal(size=(400, 1))
     y = x[:, 0] + 0.3 * rng.standard_t(1.2, size=400)
-    model = quick_regressor(likelihood="auto", max_iter=1500, linearize=False).fit(x, y)
+    model = quick_regressor(likelihood="auto", max_iter=600, linearize=False).fit(x, y)
     assert model.likelihood_ == "student_t"
 
 
