@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import lru_cache
 from typing import NamedTuple
 
 from whvi._checks import (
@@ -28,6 +29,7 @@ _LEAST_ODD_BLOCK = 256  # inputs from which a block need not be a power of two
 _LEAST_BLOCK_OF_28 = 3584  # combining 28 parts takes longer than the padding of smaller blocks
 
 
+@lru_cache(maxsize=1024)
 def block_size_for(num_features: int) -> int:
     """Return the size of a block that takes ``num_features``: the fastest, hence the smallest.
 

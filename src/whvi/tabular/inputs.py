@@ -4,8 +4,7 @@ What a column holds is decided once, when a model is fitted, and written down in
 :class:`TableSchema`; every later table is read and encoded by it. Categories become one-hot
 columns, and where they are many also their effects on the target; dates become numbers, missing
 values the median and an indicator. An :class:`Embedding` then scales all columns,
-``z = (x - μ) / σ``, bends heavy tails and may add bins, as :mod:`whvi.tabular.scaling` has learned
-from training rows.
+``z = (x - μ) / σ``, bends heavy tails and may add bins: :mod:`whvi.tabular.scaling` learns how.
 """
 
 from __future__ import annotations
@@ -326,7 +325,8 @@ class NetworkInputs(NamedTuple):
 
 def member_levels(num_members: int) -> Tensor:
     """Return normal quantiles in the middle of equal shares: what members see in a hole."""
-    return torch.special.ndtri((torch.arange(num_members).double() + 0.5) / num_members)
+    levels: Tensor = torch.special.ndtri((torch.arange(num_members).double() + 0.5) / num_members)
+    return levels
 
 
 @final
