@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 KERNEL_SOURCES := $(wildcard csrc/*.c csrc/*.h)
 TEST_JOBS ?= 2
 
-.PHONY: setup browser demo table1 figure1 figure2 gaps ood clinc cifar transforms vae test clients check format bench nightly sanitize clean
+.PHONY: setup browser demo table1 figure1 figure2 gaps ood tables clinc cifar transforms vae test clients check format bench nightly sanitize clean
 
 $(STAMP): pyproject.toml setup.py constraints.txt $(KERNEL_SOURCES)
 	test -x $(PY) || $(PYTHON) -m venv $(VENV)
@@ -24,7 +24,7 @@ demo: $(STAMP)
 	$(PY) -m reproduction demo
 
 # the paper's experiments: QUICK=1 for a small part, ARGS for options, such as ARGS="--jobs 2"
-table1 figure1 figure2 gaps ood clinc cifar transforms vae: $(STAMP)
+table1 figure1 figure2 gaps ood tables clinc cifar transforms vae: $(STAMP)
 	$(PY) -m reproduction $@ $(if $(QUICK),--quick) $(ARGS)
 
 test: $(STAMP) browser

@@ -30,6 +30,9 @@ from reproduction.table1 import reproduce_table1
 from reproduction.table1.paper import DATASETS
 from reproduction.table1.rerun import comparison_table, rerun
 from reproduction.table1.work import PROTOCOLS, ROWS
+from reproduction.tables import reproduce_tables
+from reproduction.tables.data import NUM_FOLDS
+from reproduction.tables.methods import METHODS as TABLE_METHODS
 from reproduction.transforms import DATA as TRANSFORM_DATA
 from reproduction.transforms import reproduce_transforms
 from reproduction.transforms.variants import VARIANTS
@@ -72,6 +75,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_deep_gp(experiments.add_parser("deep_gp", help="deep against single-layer processes"))
     _add_gaps(experiments.add_parser("gaps", help="between and beyond the data, UCI gap splits"))
     _add_ood(experiments.add_parser("ood", help="Fashion-MNIST against MNIST"))
+    _add_tables(experiments.add_parser("tables", help="mixed tables, beside trees and networks"))
     _add_clinc(experiments.add_parser("clinc", help="adapters on a sentence encoder, CLINC150"))
     _add_cifar(experiments.add_parser("cifar", help="adapters on a ResNet, CIFAR-10 as JPEG"))
     _add_transforms(experiments.add_parser("transforms", help="which transform to choose"))
@@ -177,6 +181,23 @@ def _add_ood(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(run=run)
 
 
+def _add_tables(parser: argparse.ArgumentParser) -> None:
+    _add_common(parser, quick="one fold of four tables, 300 rows, little training")
+    _add_grid(parser, methods=TABLE_METHODS, data=None)
+    _add_data_dir(parser, kind="tables")
+    parser.add_argument(
+        "--folds", type=_folds, metavar="LIST", help=f"such as 0 or 0-2; of {NUM_FOLDS}, all"
+    )
+
+    def run(options: argparse.Namespace) -> int:
+        folder = reproduce_tables(
+            _options(options, "tables"), folds=options.folds, data_dir=options.data_dir
+        )
+        return _done(folder / "README.md")
+
+    parser.set_defaults(run=run)
+
+
 def _add_clinc(parser: argparse.ArgumentParser) -> None:
     _add_common(parser, quick="a few queries, one epoch")
     _add_grid(parser, methods=CLINC_RUN, data=(CLINC,))
@@ -254,11 +275,12 @@ def _add_data_dir(parser: argparse.ArgumentParser, *, kind: str = "UCI_Datasets"
 
 
 def _add_grid(
-    parser: argparse.ArgumentParser, *, methods: Collection[str], data: Collection[str]
+    parser: argparse.ArgumentParser, *, methods: Collection[str], data: Collection[str] | None
 ) -> None:
     add = parser.add_argument
     add("--methods", nargs="+", choices=methods, metavar="NAME", help=f"of {', '.join(methods)}")
-    add("--data", nargs="+", choices=data, metavar="NAME", help=f"of {', '.join(data)}")
+    named = "by default all" if data is None else f"of {', '.join(data)}"
+    add("--data", nargs="+", choices=data, metavar="NAME", help=named)
     add("--seeds", nargs="+", type=_natural, metavar="K", help="by default those of the full grid")
     add(
         "--jobs",
@@ -329,6 +351,14 @@ def _splits(text: str) -> list[int]:
             message = f"splits are written like 0-4,7, got {text!r}"
             raise argparse.ArgumentTypeError(message) from None
     return numbers
+
+
+def _folds(text: str) -> list[int]:
+    """Read ``"0-2"``, of the folds there are."""
+    folds = _splits(text)
+    if not all(0 <= fold < NUM_FOLDS for fold in folds):
+        raise argparse.ArgumentTypeError(f"folds are 0 to {NUM_FOLDS - 1}, got {text!r}")
+    return folds
 
 
 def _shard(text: str) -> tuple[int, int]:

@@ -12,7 +12,7 @@ import numpy as np
 
 from whvi._checks import check_positive_int
 from whvi.errors import ConfigError, DataError
-from whvi.tabular.inputs import Standardizer
+from whvi.tabular.scaling import Standardizer
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import IO, Any, Literal
 
 import safetensors.torch
+import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
@@ -156,3 +157,20 @@ def conform(value: Any, expected: Any, where: str) -> None:
             raise ModelFileError(f"{where} is {value!r:.80}, expected {expected!r:.80}")
         if isinstance(value, str):
             value.encode()  # refuses half a character, which could not be written again
+
+
+def conform_tensor(
+    tensors: Mapping[str, Tensor], name: str, shape: tuple[int, ...], dtype: torch.dtype
+) -> Tensor:
+    """Return a stored tensor; refuse it if it is absent, of another kind, or not finite."""
+    if name not in tensors:
+        raise ModelFileError(f"there is no tensor {name}")
+    tensor = tensors[name]
+    if tensor.shape != shape or tensor.dtype != dtype:
+        raise ModelFileError(
+            f"tensor {name} is {tensor.dtype} {tuple(tensor.shape)}, but the description needs "
+            f"{dtype} {tuple(shape)}"
+        )
+    if not bool(tensor.isfinite().all()):
+        raise ModelFileError(f"tensor {name} holds values that are not finite")
+    return tensor

@@ -17,7 +17,7 @@ pytest.importorskip("onnxruntime", reason="onnxruntime is not installed: make cl
 import onnxruntime
 
 from tests.tabular.conftest import mixed_table, quick_classifier, quick_regressor
-from tests.tabular.test_export import feeds, odd_table
+from tests.tabular.test_export import feeds, odd_table, towns
 from whvi.cli import main
 from whvi.tabular.predictor import Predictor
 
@@ -55,8 +55,10 @@ def smooth(predictor: Predictor, table: pd.DataFrame) -> np.ndarray:
     """
     far = predictor.linearized
     assert far is not None
-    x = predictor.rows(table)
-    h, nearest = x.expand(far.functions.shape[0], 1, *x.shape), torch.full((len(x),), torch.inf)
+    num_members = far.functions.shape[0]
+    x = predictor.embedding.of_members(predictor.schema.encode(table), "cpu", num_members).x
+    h = x.expand(num_members, *x.shape[-2:]).unsqueeze(1)
+    nearest = torch.full((len(table),), torch.inf)
     for k, layer in enumerate(far.layers[:-1]):
         a = layer(far.functions.before(k, h))
         if far.functions.is_sine(k):
@@ -104,6 +106,28 @@ def test_classes(num_classes, tmp_path):
     assert np.abs(found["probabilities"] - probs)[sure].max() < 1e-5
     assert (found["label"] == found["probabilities"].argmax(-1)).all()
     assert (model.classes_[found["label"]] == model.predict(table))[sure].mean() > 0.999
+
+
+def test_effects_bins_tails_and_holes(tmp_path):
+    train, columns = towns(300, 0), ["town", "size", "income", "count"]
+    steps = np.sign(np.sin(3 * train["size"].fillna(0))) + train["town"].str.len()
+    model = quick_regressor(max_iter=300).fit(train[columns], steps)
+    embedding = model._predictor.embedding
+    assert len(embedding.column) > 0
+    assert embedding.heavy.any()
+    model.to_onnx(tmp_path / "m.onnx")
+    table = towns(1000, 1)[columns]
+    table.loc[::7, "count"] = np.nan  # which was complete
+    table.loc[::10, "income"] = 3 * train["income"].abs().max()
+    found, sure = run(tmp_path / "m.onnx", table), smooth(model._predictor, table)
+    mean, std = model.predict(table, return_std=True)
+    expected = {"mean": mean, "std": std, "quantiles": model.predict_quantiles(table)}
+    for name, values in expected.items():
+        error = np.abs(found[name] - values).reshape(1000, -1) / std[:, None]
+        assert error[sure].max() < 5e-6, name
+    far = embedding(model._predictor.schema.encode(table), "cpu").stretch
+    assert far.max() > 2
+    assert far.min() == 1
 
 
 def test_without_linearised_members(tmp_path):

@@ -14,7 +14,8 @@ from whvi.errors import ConfigError, MissingDependencyError
 from whvi.likelihoods import Categorical, Gaussian
 from whvi.tabular import WHVIGPRegressor
 from whvi.tabular.export import _description, _Encoding
-from whvi.tabular.inputs import Standardizer, TableSchema
+from whvi.tabular.inputs import TableSchema
+from whvi.tabular.scaling import learn_effects, learn_embedding
 
 
 def odd_table(num_rows: int = 80, seed: int = 0) -> pd.DataFrame:
@@ -39,7 +40,7 @@ def feeds(description: dict, table: pd.DataFrame) -> dict[str, np.ndarray]:
         values = table[column["name"]]
         if column["unit"] == "days since 1970-01-01":
             values = (values - pd.Timestamp("1970-01-01").as_unit("s")).dt.total_seconds() / 86_400
-        numbers.append(values.to_numpy(dtype=np.float64))
+        numbers.append(values.to_numpy(dtype=np.float64, na_value=np.nan))
     for column in description["codes"]:
         known = {text: code for code, text in enumerate(column["categories"])}
         cells = table[column["name"]]
@@ -53,21 +54,54 @@ def feeds(description: dict, table: pd.DataFrame) -> dict[str, np.ndarray]:
     return {name: rows for name, rows in found.items() if rows.size}
 
 
-@pytest.mark.parametrize("columns", [None, ["size", "count"], ["colour"], ["note", "when", "size"]])
-def test_columns_are_encoded_as_by_the_schema(columns):
-    table = odd_table() if columns is None else odd_table()[columns]
+def towns(num_rows: int, seed: int) -> pd.DataFrame:
+    """Two columns with enough texts to have effects, heavy tails, and dates without a hole."""
+    rng, table = np.random.default_rng(seed), odd_table(num_rows, seed)
+    table["town"] = [f"town {k}" for k in rng.integers(0, 14 + 4 * seed, num_rows)]
+    table["street"] = [f"street {k}" for k in rng.integers(0, 20, num_rows)]
+    table.loc[::11, "street"] = None
+    table["income"], table["rent"] = rng.standard_cauchy((2, num_rows))
+    table["built"] = table["when"].ffill().bfill()
+    return table
+
+
+@pytest.mark.parametrize("num_bins", [0, 8])
+@pytest.mark.parametrize(
+    "columns",
+    [
+        ["size", "count", "open", "colour", "when", "empty", "note"],
+        ["size", "count"],
+        ["size", "when"],  # no column is complete
+        ["colour"],
+        ["town", "street"],
+        ["note", "when", "size"],
+        ["street", "income", "town", "colour", "rent", "built", "open", "size"],
+    ],
+)
+def test_columns_are_encoded_as_by_the_schema(columns, num_bins):
+    table = towns(80, 0)[columns]
     schema = TableSchema.learn(table, named=True, target_names=["y"])
-    scaling = Standardizer.fit(schema.encode(table))
-    new = odd_table(300, seed=1)[table.columns].copy()
-    for name in {"colour", "note"} & {*table.columns}:
+    targets = np.random.default_rng(2).normal(size=(80, 2))
+    schema, encoded = learn_effects(schema, table, targets, seed=0)
+    embedding = learn_embedding(encoded, num_bins=num_bins)
+    new = towns(300, 1)[columns].copy()
+    for name in {"colour", "note", "street"} & {*columns}:
         new.loc[::4, name] = "never seen"
-    if "size" in new:
-        new.loc[3, "size"] = 1e12  # is moved to a million standard deviations
+    for name in {"count", "income", "open", "built", "town"} & {*columns}:
+        cells = new[name].astype("boolean") if name == "open" else new[name]
+        new[name] = cells.mask(np.arange(300) % 13 == 2)  # holes in what was complete
+    for name in {"size", "rent", "income"} & {*columns}:
+        new.loc[3, name] = 1e12  # is moved to a million units
+        new.loc[8, name] = -1e300
     description = _description(_Described(schema), (0.5,))
     given = {name: torch.as_tensor(x) for name, x in feeds(description, new).items()}
-    made = _Encoding(schema.columns, scaling)(given.get("numbers"), given.get("codes"))
-    expected = scaling.network_inputs(schema.encode(new), "cpu")
-    assert torch.equal(made, expected)
+    encoding = _Encoding(schema.columns, embedding, 3)
+    x, stretch = encoding(given.get("numbers"), given.get("codes"))
+    expected = embedding.of_members(schema.encode(new), "cpu", 3)
+    assert torch.equal(x, expected.x.expand_as(x))
+    assert embedding.heavy.any() == ("income" in columns) == bool(stretch.max() > 1)
+    # a sum of squares in another order
+    torch.testing.assert_close(stretch, expected.stretch, rtol=2**-23, atol=0)
 
 
 class _Described:

@@ -51,7 +51,8 @@ def test_changes_are_jacobians_times_displacements(features, likelihood, monkeyp
     X, y = table()
     model = fitted(X, y, likelihood=likelihood, hidden_layer_sizes=(16, 8))
     predictor = model._predictor
-    x = predictor.rows(model._table(X, reset=False)[0])[:5]
+    encoded = predictor.schema.encode(model._table(X, reset=False)[0])
+    x = predictor.embedding(encoded, "cpu").x[:5]
     f, changes = predictor.linearized(x, 1)
     delta, space = displacement_vectors(model)
     for r in range(2):

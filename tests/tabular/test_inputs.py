@@ -10,8 +10,8 @@ from hypothesis.extra import numpy as hnp
 
 from reproduction.data import random_splits, stack_replicas, standardize_replicas
 from whvi.errors import ConfigError, DataError, ShapeError
-from whvi.tabular.inputs import Standardizer
 from whvi.tabular.ranks import NormalScores
+from whvi.tabular.scaling import Standardizer, learn_embedding
 
 EPS = np.finfo(np.float64).eps
 
@@ -197,7 +197,8 @@ def test_normal_scores_are_the_quantiles_of_middle_ranks(generator):
 
 
 def test_network_inputs_are_cut_far_away():
-    scaler = Standardizer.fit([[0.0], [2.0]])
-    found = scaler.network_inputs([[3.0], [1e30], [-1e300]], "cpu")
-    assert found.dtype == torch.float32
-    assert found.flatten().tolist() == [2.0, 1e6, -1e6]
+    embedding = learn_embedding(np.array([[0.0], [2.0]]))
+    found = embedding(np.array([[3.0], [1e30], [-1e300]]), "cpu")
+    assert found.x.dtype == torch.float32
+    assert found.x.flatten().tolist() == [2.0, 1e6, -1e6]
+    assert found.stretch.tolist() == [[1], [1], [1]]

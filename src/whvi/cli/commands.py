@@ -122,6 +122,8 @@ def fit_table(
     model = kind(**parameters)
     model.fit(x, pd.Series(y, name=target), checkpoint=checkpoint)
     model.save(output)
+    for note in model.notes_:
+        options.note(note)
     if not options.quiet:
         print(printable(_summary(model, output)), file=sys.stderr)
 

@@ -1,4 +1,4 @@
-r"""What structured matrices share whatever their transform: blocks, and variances of ``M(g) v``.
+r"""What structured matrices share whatever their transform: products, variances of ``M(g) v``.
 
 ``M(g) v = Σ T (u * g)`` (:meth:`whvi.transforms.Mixing.factors`), one ``T`` unless ``M`` is
 circulant, so that for independent ``g`` of variance ``σ²``
@@ -28,32 +28,8 @@ from whvi._kernel.layout import BlockPlan, Shape, Views, views_of
 from whvi.functional import column_features
 from whvi.posteriors import DiagonalGaussian, Posterior
 from whvi.sampling import LocalReparameterization, Sampler, insert_inner_axes
-from whvi.transforms import Hadamard, Mixing, TransformLike, fwht, make_mixing
+from whvi.transforms import Hadamard, Mixing, fwht
 from whvi.transforms.fourier import FourierMixing
-
-
-def plan_blocks(
-    in_features: int,
-    out_features: int,
-    transform: TransformLike,
-    batch_shape: tuple[int, ...],
-    *,
-    device: torch.device | str | None = None,
-    dtype: torch.dtype | None = None,
-) -> tuple[BlockPlan, Mixing]:
-    """Plan a map of blocks of the smallest size that the transform takes, and make the mixing."""
-    if transform == "hadamard" or isinstance(transform, Hadamard):
-        plan = BlockPlan.for_shape(in_features, out_features)
-        return plan, Hadamard(plan.block_size)
-    made: list[Mixing] = []
-
-    def round_up(size: int) -> int:
-        made.append(
-            make_mixing(transform, size, batch_shape=batch_shape, device=device, dtype=dtype)
-        )
-        return made[0].size
-
-    return BlockPlan.for_shape(in_features, out_features, round_up), made[0]
 
 
 def drawn_entries(sampler: Sampler, posterior: Posterior, leading: tuple[int, ...]) -> Tensor:

@@ -22,8 +22,14 @@ from whvi._checks import is_power_of_two
 from whvi._kernel.product import block_linear
 from whvi.functional import dense_matrix, structured_product
 from whvi.layers.matrix import OutputMoments, RandomMatrix, WeightMoments
-from whvi.layers.mixed import mixing_variance, plan_blocks, product_variance
-from whvi.layers.structured import POSTERIOR_SCALE, check_num_weights, reset_vectors, trim_blocks
+from whvi.layers.mixed import mixing_variance, product_variance
+from whvi.layers.structured import (
+    POSTERIOR_SCALE,
+    check_num_weights,
+    plan_blocks,
+    reset_vectors,
+    trim_blocks,
+)
 from whvi.posteriors import DiagonalGaussian, Posterior, PosteriorFactory, make_posterior
 from whvi.posteriors.base import samples_first
 from whvi.priors import FixedPrior, Prior, PriorFactory, make_prior

@@ -23,14 +23,38 @@ from whvi._kernel.product import block_linear, noisy_block_linear
 from whvi.errors import ShapeError
 from whvi.functional import column_features, dense_matrix, structured_product
 from whvi.layers.matrix import OutputMoments, RandomMatrix, WeightMoments
-from whvi.layers.mixed import drawn_entries, mixed_linear, mixing_variance, plan_blocks
+from whvi.layers.mixed import drawn_entries, mixed_linear, mixing_variance
 from whvi.posteriors import DiagonalGaussian, PosteriorFactory, make_posterior
 from whvi.priors import Prior, PriorFactory, make_prior
 from whvi.sampling import LocalReparameterization, Sampler, insert_inner_axes
-from whvi.transforms import Hadamard, TransformLike
+from whvi.transforms import Hadamard, Mixing, TransformLike, make_mixing
 
 POSTERIOR_SCALE = 0.1  # of g at the start
 _MOST_WEIGHTS = 8192  # for which a covariance of all pairs is formed
+
+
+def plan_blocks(
+    in_features: int,
+    out_features: int,
+    transform: TransformLike,
+    batch_shape: tuple[int, ...],
+    *,
+    device: torch.device | str | None = None,
+    dtype: torch.dtype | None = None,
+) -> tuple[BlockPlan, Mixing]:
+    """Plan a map of blocks of the smallest size that the transform takes, and make the mixing."""
+    if transform == "hadamard" or isinstance(transform, Hadamard):
+        plan = BlockPlan.for_shape(in_features, out_features)
+        return plan, Hadamard(plan.block_size)
+    made: list[Mixing] = []
+
+    def round_up(size: int) -> int:
+        made.append(
+            make_mixing(transform, size, batch_shape=batch_shape, device=device, dtype=dtype)
+        )
+        return made[0].size
+
+    return BlockPlan.for_shape(in_features, out_features, round_up), made[0]
 
 
 @final
@@ -83,7 +107,8 @@ class StructuredMatrix(RandomMatrix):
         reset_vectors(self.s1, self.s2, generator)
         mean_std = math.sqrt(2 * self.plan.block_size / self.in_features)
         self.posterior.reset(mean_std, POSTERIOR_SCALE, generator=generator)
-        self.mixing.reset_parameters(generator=generator)
+        if not self._is_hadamard:  # which learns nothing
+            self.mixing.reset_parameters(generator=generator)
 
     def multiply(self, x: Tensor, bias: Tensor | None, sampler: Sampler) -> Tensor:
         """See :meth:`RandomMatrix.multiply`; a diagonal posterior draws inside the product."""

@@ -16,7 +16,6 @@ from torch.compiler import is_compiling
 from whvi._kernel.kl import KLTerm
 from whvi.posteriors.base import Device, Posterior, standard_normal, sum_of_kls
 from whvi.priors import EmpiricalBayesPrior, FixedPrior, LearnedPrior, Prior
-from whvi.sampling import insert_inner_axes
 
 
 @final
@@ -55,9 +54,8 @@ class DiagonalGaussian(Posterior):
         self, inner_shape: tuple[int, ...] = (), generator: torch.Generator | None = None
     ) -> Tensor:
         """Return ``μ + σ ⊙ ε``."""
-        axes = len(self.batch_shape), len(inner_shape)
-        loc = insert_inner_axes(self.loc, *axes)
-        scale = insert_inner_axes(self.log_scale.exp(), *axes)
+        inner = (..., *(None,) * len(inner_shape), slice(None))
+        loc, scale = self.loc[inner], self.log_scale.exp()[inner]
         shape = (*self.batch_shape, *inner_shape, self.num_entries)
         if is_compiling():
             noise = standard_normal(loc, shape, generator)

@@ -25,9 +25,9 @@ from whvi._checks import check_positive_int
 from whvi._files import conform
 from whvi.errors import ConfigError, DataError, ModelFileError
 from whvi.predictive import Predictive
-from whvi.tabular.calibration import calibrate
+from whvi.tabular.calibration import Candidate, CountUnit, Trials, choose
 from whvi.tabular.extrapolation import linearized
-from whvi.tabular.inputs import Kind, Standardizer, TableSchema
+from whvi.tabular.inputs import Kind, TableSchema
 from whvi.tabular.modelfile import (
     ModelFile,
     SavedModel,
@@ -35,13 +35,11 @@ from whvi.tabular.modelfile import (
     load_tensors,
     predictor_of,
 )
-from whvi.tabular.predictor import Architecture, Functions, Linearized, Predictor
-from whvi.tabular.training import FEW_ROWS, Plan, Session, Trained, plan_for, train_ensemble
+from whvi.tabular.predictor import Linearized, Predictor
+from whvi.tabular.scaling import Standardizer, learn_effects, learn_embedding
+from whvi.tabular.training import FEW_ROWS, Plan, Session, Trained, plan_for
 from whvi.training.history import History, StepRecord
 from whvi.training.process import keep_freed_memory, limited_threads
-
-_MIN_NLL_GAIN = 0.05
-"""Nats per held-out row by which a later candidate must win: a second head costs the first one."""
 
 _SCORE = {"validation_mnll": (float, type(None)), "seconds": float}
 _COUNTS = ("num_rows", "num_members", "num_parameters", "steps", "batch_size")
@@ -53,10 +51,11 @@ _TRAINING = {  # in a model file
         "beta": float,
         **_SCORE,
     },
-    "candidates": [{"likelihood": str, **_SCORE}],
+    "candidates": [{"likelihood": str, "bins": bool, "steps": int, **_SCORE}],
     "noise_factor": float,
+    "notes": [str],
 }
-_SUMMARIES = ("training_summary_", "candidates_", "noise_factor_")
+_SUMMARIES = ("training_summary_", "candidates_", "noise_factor_", "notes_")
 
 Callback = Callable[[StepRecord], None]
 Self = TypeVar("Self", bound="WHVIEstimator")
@@ -71,6 +70,9 @@ class Targets(NamedTuple):
         names, kind: For the schema.
         scaling: From standard units to the user's, if there is one.
         classes: Labels in the order of their numbers, if they are labels.
+        counts: The user's numbers, if they are counts.
+        heavy: Whether a few of them are very far from the others.
+        notes: What was found and changed.
     """
 
     values: Tensor
@@ -79,14 +81,15 @@ class Targets(NamedTuple):
     kind: Kind = "numeric"
     scaling: Standardizer | None = None
     classes: NDArray[Any] | None = None
+    counts: Tensor | None = None
+    heavy: bool = False
+    notes: tuple[str, ...] = ()
 
-
-class _Candidate(NamedTuple):
-    mnll: float  # of held-out rows
-    trained: Trained
-    functions: Functions
-    noise_factor: float
-    linearized: Linearized | None = None
+    def memberships(self) -> NDArray[np.float64]:
+        """Return what texts can have effects on: the values, or one column per class but one."""
+        if self.classes is None:
+            return self.values.double().numpy()
+        return np.asarray(self.values.numpy() == np.arange(1, self.num_outputs), dtype=np.float64)
 
 
 @dataclass(eq=False, repr=False)
@@ -109,7 +112,7 @@ class WHVIEstimator(SavedModel, BaseEstimator):  # type: ignore[misc]  # scikit-
     # Fitting -----------------------------------------------------------------------------------
 
     @abstractmethod
-    def _candidates(self, num_rows: int) -> tuple[str, ...]:
+    def _candidates(self, targets: Targets) -> tuple[str, ...]:
         """Return the likelihoods to try, the preferred one first."""
 
     @abstractmethod
@@ -144,10 +147,11 @@ class WHVIEstimator(SavedModel, BaseEstimator):  # type: ignore[misc]  # scikit-
             target_names=targets.names,
             target_kind=targets.kind,
         )
-        encoded = schema.encode(table)
-        scaling = Standardizer.fit(encoded)
+        seed = int(check_random_state(self.random_state).randint(2**31 - 1))
+        schema, encoded = learn_effects(schema, table, targets.memberships(), seed)
         plan = plan_for(
             len(table),
+            encoded.shape[1],
             hidden=self.hidden_layer_sizes,
             members=self.n_members,
             max_iter=self.max_iter,
@@ -156,64 +160,54 @@ class WHVIEstimator(SavedModel, BaseEstimator):  # type: ignore[misc]  # scikit-
         )
         folder = None if checkpoint is None else Path(checkpoint)
         session = Session(folder, tuple(callbacks), self.verbose > 0)
-        x = scaling.network_inputs(encoded, self.device)
-        with limited_threads(1 if len(x) < FEW_ROWS else torch.get_num_threads()):
-            best = self._best_candidate(x, targets, plan, session)
+        with limited_threads(1 if len(encoded) < FEW_ROWS else torch.get_num_threads()):
+            best, far = self._best_candidate(encoded, targets, plan, session, seed)
         likelihood = best.trained.likelihood.double()
-        if targets.scaling is not None:
+        architecture = best.trained.architecture
+        if targets.scaling is not None and architecture.likelihood != "poisson":
             unit = dict(likelihood.named_buffers())
             unit["target_mean"].copy_(torch.as_tensor(targets.scaling.mean))
             unit["target_scale"].copy_(torch.as_tensor(targets.scaling.scale))
-        self.noise_factor_ = best.noise_factor
-        architecture = best.trained.architecture
+        self.noise_factor_, self.notes_ = best.noise_factor, targets.notes
         predictor = Predictor(
-            schema, scaling, architecture, best.functions, likelihood, targets.classes,
-            best.linearized,
-        )  # fmt: skip
+            schema, best.embedding, architecture, best.functions, likelihood, targets.classes, far
+        )
         self._adopt(predictor, best.trained.model, best.trained.history)
         self.training_summary_ = {
-            **_summary(best.trained, plan, len(x)),
+            **_summary(best.trained, plan, len(encoded)),
             "validation_mnll": _json(best.mnll),
             "seconds": time.perf_counter() - start,
         }
         return self
 
     def _best_candidate(
-        self, x: Tensor, targets: Targets, plan: Plan, session: Session
-    ) -> _Candidate:
-        """Train every likelihood to try and keep the one that held-out rows speak for."""
-        seed = int(check_random_state(self.random_state).randint(2**31 - 1))
-        y = targets.values.to(self.device)
-        best: _Candidate | None = None
-        self.candidates_ = []
-        for likelihood in self._candidates(len(x)):
-            begun = time.perf_counter()
-            architecture = Architecture(
-                in_features=x.shape[1],
-                hidden=plan.hidden,
-                features=plan.features,
-                members=plan.members,
-                posterior=self.posterior,
-                likelihood=likelihood,
-                num_outputs=targets.num_outputs,
-            )
-            within = session.within(likelihood)
-            trained = train_ensemble(architecture, x, y, plan, seed=seed, session=within)
-            functions = trained.draw_functions(self.num_draws, seed)
-            factor, mnll = calibrate(trained, functions, x, y)
-            if likelihood == "labels":  # whose last layer was scaled
-                functions = trained.draw_functions(self.num_draws, seed)
-            seconds = time.perf_counter() - begun
-            self.candidates_.append(
-                {"likelihood": likelihood, "validation_mnll": _json(mnll), "seconds": seconds}
-            )
-            if best is None or mnll < best.mnll - _MIN_NLL_GAIN:
-                best = _Candidate(mnll, trained, functions, factor)
-        assert best is not None  # there is at least one candidate
+        self,
+        encoded: NDArray[np.float64],
+        targets: Targets,
+        plan: Plan,
+        session: Session,
+        seed: int,
+    ) -> tuple[Candidate, Linearized | None]:
+        """Train candidates, keep the one that held-out rows speak for, and linearise it."""
+        values = {"": targets.values.to(self.device)}
+        count_unit = None
+        if targets.counts is not None:
+            values["poisson"] = targets.counts.to(self.device)
+        if targets.counts is not None and targets.scaling is not None:
+            mean, scale = float(targets.scaling.mean[0, 0]), float(targets.scaling.scale[0, 0])
+            count_unit = CountUnit(0.5 / scale, -mean / scale)
+        embeddings = [learn_embedding(encoded), learn_embedding(encoded, num_bins=plan.bins)]
+        trials = Trials(
+            tuple(embeddings if len(embeddings[1].column) else embeddings[:1]),
+            encoded, values, count_unit, targets.num_outputs, self.posterior, self.num_draws,
+            plan, session, seed,
+        )  # fmt: skip
+        best = choose(trials, self._candidates(targets))
+        self.candidates_ = trials.done
         if not self.linearize:
-            return best
-        far = linearized(best.trained, best.functions, x, y, seed)
-        return best._replace(linearized=far)
+            return best, None
+        width, y = encoded.shape[1], values.get(best.trained.architecture.likelihood, values[""])
+        return best, linearized(best.trained, best.functions, best.x, y, seed, num_columns=width)
 
     def _adopt(self, predictor: Predictor, model: torch.nn.Sequential, history: History) -> None:
         """Take trained networks as one's own."""

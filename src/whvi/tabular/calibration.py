@@ -1,4 +1,4 @@
-r"""One factor ``τ`` fitted on held-out rows: on the noise, or on the logits of labels.
+r"""What held-out rows decide: one factor ``τ`` on noise or logits; then inputs and likelihood.
 
 Networks fit the rows they are trained on too closely, so the noise they learn is too small and
 their logits are too large. The factor minimises
@@ -7,20 +7,27 @@ their logits are too large. The factor minimises
 
 over a grid, where ``N`` counts the held-out rows and the second term says that 20 rows speak for
 ``τ = 1``: a few held-out rows may mislead.
+
+Inputs with or without bins, and several likelihoods, are candidates: :func:`choose`.
 """
 
 from __future__ import annotations
 
+import copy
 import math
-from typing import cast
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 
 from whvi.layers import MeanFieldLinear
 from whvi.likelihoods import Bernoulli, Categorical, Likelihood
-from whvi.tabular.predictor import Functions
-from whvi.tabular.training import Trained
+from whvi.tabular.inputs import Embedding
+from whvi.tabular.predictor import Architecture, Functions
+from whvi.tabular.training import Plan, Session, Trained, train_ensemble
 
 _PSEUDO_ROWS = 20
 
@@ -28,6 +35,7 @@ _FACTORS = torch.logspace(-2, 1, 73, dtype=torch.float64)
 """The factors tried: neighbours differ by 10 %, which costs less than 0.003 nats."""
 
 _MOST_ROWS = 4096
+_LEAST_MASS = 1e-12  # below, differences of distribution functions are rounding errors
 
 
 def best_factor(mnll: Tensor, num_rows: int, factors: Tensor, *, is_mixture: bool = True) -> Tensor:
@@ -98,3 +106,149 @@ def _scale_last_layer(model: nn.Sequential, factor: float) -> None:
     posterior.log_scale.add_(math.log(factor))
     if last.bias is not None:
         last.bias.mul_(factor)
+
+
+# Counts are scored by their probability, so that densities and probabilities can be compared
+
+
+class CountUnit(NamedTuple):
+    """Half a count, and no count, in standard units of the targets."""
+
+    half: float
+    zero: float
+
+
+@torch.no_grad()
+def count_mnll(
+    trained: Trained, functions: Functions, x: Tensor, y: Tensor, unit: CountUnit
+) -> float:
+    """Score held-out counts; a density gives them what it has from ``y - ½`` to ``y + ½``."""
+    held_out = trained.folds.held_out
+    if held_out is None:
+        return math.nan
+    held_out = held_out[..., :_MOST_ROWS]
+    f, targets = functions(x[held_out]), y[held_out].squeeze(-1)
+    pooled = trained.folds.sharing or trained.architecture.members
+    if trained.architecture.likelihood == "poisson":
+        return _mnll(trained.likelihood, f, y[held_out], pooled)
+    predictive = copy.deepcopy(trained.likelihood).double().predictive(f.double())
+    t = targets.double().expand(len(f), -1)
+    below = predictive.cdf(t - unit.half).where(t > unit.zero + unit.half, torch.zeros_like(t))
+    mass = (predictive.cdf(t + unit.half) - below).unflatten(0, (-1, pooled)).mean(1)
+    return -float(mass.clamp_min(_LEAST_MASS).log().mean())
+
+
+# Candidates ------------------------------------------------------------------------------------
+
+_ASKED_FOR = ("student_t", "poisson")
+_LEAST_GAIN = {"gaussian": 0.05, "heteroscedastic": 0.05, "student_t": 0.01, "poisson": 0.01}
+"""Nats per held-out row by which a later candidate must win: bins and a second head have a cost."""
+
+
+class Candidate(NamedTuple):
+    """A trained and calibrated ensemble."""
+
+    mnll: float  # of held-out rows
+    embedding: Embedding
+    trained: Trained
+    functions: Functions
+    noise_factor: float
+    x: Tensor  # inputs of all rows
+
+
+@dataclass
+class Trials:
+    """What all candidates share, and a list of how they did.
+
+    Attributes:
+        embeddings: The inputs to choose from: without bins, then with them.
+        encoded: Columns of all rows, ``(N, w)``.
+        targets: By likelihood, ``(N, outputs)``; the key ``""`` is for all others.
+        count_unit: If targets are counts.
+        num_outputs, posterior: Of the networks.
+        num_draws: Weight draws of a prediction.
+        plan, session, seed: Of their training.
+        done: One entry for each run.
+    """
+
+    embeddings: tuple[Embedding, ...]
+    encoded: Any
+    targets: dict[str, Tensor]
+    count_unit: CountUnit | None
+    num_outputs: int
+    posterior: str
+    num_draws: int
+    plan: Plan
+    session: Session
+    seed: int
+    done: list[dict[str, Any]] = field(default_factory=list)
+
+    def train(self, embedding: Embedding, likelihood: str, *, short: bool = False) -> Candidate:
+        """Train one candidate, shortly or in full."""
+        begun, binned = time.perf_counter(), len(embedding.column) > 0
+        plan = self.plan.with_bins() if binned else self.plan
+        plan = plan.short() if short else plan
+        y = self.targets.get(likelihood, self.targets[""])
+        x = embedding(self.encoded, y.device).x
+        architecture = Architecture(
+            in_features=embedding.num_inputs,
+            hidden=plan.hidden,
+            features=plan.features,
+            members=plan.members,
+            posterior=self.posterior,
+            likelihood=likelihood,
+            num_outputs=self.num_outputs,
+        )
+        name = likelihood + "-bins" * binned + "-trial" * short
+        session = Session(self.session.checkpoint) if short else self.session
+        trained = train_ensemble(
+            architecture, x, y, plan, seed=self.seed, session=session.within(name)
+        )
+        functions = trained.draw_functions(self.num_draws, self.seed)
+        factor, mnll = calibrate(trained, functions, x, y)
+        if self.count_unit is not None:
+            mnll = count_mnll(trained, functions, x, y, self.count_unit)
+        if likelihood == "labels":  # whose last layer was scaled
+            functions = trained.draw_functions(self.num_draws, self.seed)
+        self.done.append(
+            {
+                "likelihood": likelihood,
+                "bins": binned,
+                "steps": trained.history.step[-1],
+                "validation_mnll": mnll if math.isfinite(mnll) else None,
+                "seconds": time.perf_counter() - begun,
+            }
+        )
+        return Candidate(mnll, embedding, trained, functions, factor, x)
+
+
+def choose(trials: Trials, likelihoods: Sequence[str]) -> Candidate:
+    """Return the candidate that held-out rows speak for.
+
+    Short runs under the first likelihood compare inputs without and with bins; should they differ
+    little, both are trained in full. Then comes the noise that depends on the inputs, in full, and
+    noise that targets ask for, in full if a short run speaks for it.
+    """
+    first, plan = likelihoods[0], trials.plan
+    kept, score = trials.embeddings, math.nan
+    if plan.validation_fraction and len(kept) > 1:
+        scores = [trials.train(each, first, short=True).mnll for each in kept]
+        gain, score = scores[0] - scores[1], min(scores)
+        if not 0 < gain < plan.clear_gain:
+            kept = (kept[1 if gain > 0 else 0],)
+    best = trials.train(kept[0], first)
+    for embedding in kept[1:]:
+        best = _better(best, trials.train(embedding, first), _LEAST_GAIN.get(first, 0.0))
+    for likelihood in likelihoods[1:]:
+        if likelihood in _ASKED_FOR:
+            if math.isnan(score):
+                score = trials.train(best.embedding, first, short=True).mnll
+            if not trials.train(best.embedding, likelihood, short=True).mnll < score:
+                continue
+        found = trials.train(best.embedding, likelihood)
+        best = _better(best, found, _LEAST_GAIN[likelihood])
+    return best
+
+
+def _better(best: Candidate, other: Candidate, least_gain: float) -> Candidate:
+    return other if other.mnll < best.mnll - least_gain else best

@@ -29,7 +29,7 @@ class WHVIClassifier(ClassifierMixin, WHVIEstimator):  # type: ignore[misc]  # n
     ``.entropy()`` and ``.mutual_information()``.
     """
 
-    def _candidates(self, num_rows: int) -> tuple[str, ...]:
+    def _candidates(self, targets: Targets) -> tuple[str, ...]:
         return ("labels",)
 
     def _targets(self, y: Any, num_rows: int) -> Targets:

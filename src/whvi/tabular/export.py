@@ -29,7 +29,7 @@ from whvi._files import atomic_write
 from whvi.errors import ConfigError, MissingDependencyError
 from whvi.likelihoods import Bernoulli, Categorical, Gaussian, HeteroscedasticGaussian
 from whvi.predictive import Predictive
-from whvi.tabular.inputs import FARTHEST, Column, Standardizer
+from whvi.tabular.inputs import BEND, FARTHEST, Column, Embedding, NetworkInputs, member_levels
 from whvi.tabular.predictor import Predictor
 
 LEVELS = (0.05, 0.5, 0.95)
@@ -104,8 +104,7 @@ def _description(predictor: Predictor, levels: tuple[float, ...]) -> dict[str, A
 
 def _missing(column: Column) -> int:
     """Return the code of a missing text."""
-    one_hot = column.encode(pd.Series([None], dtype=object))[0]
-    return int(one_hot.argmax()) if one_hot.any() else UNSEEN
+    return int(column.positions(pd.Series([None], dtype=object))[0])
 
 
 # The graph -------------------------------------------------------------------------------------
@@ -118,13 +117,14 @@ class _Graph(nn.Module):
     def __init__(self, predictor: Predictor, levels: tuple[float, ...]) -> None:
         super().__init__()
         self.predictor, self.levels = predictor, levels
-        self.encoding = _Encoding(predictor.schema.columns, predictor.scaling)
+        num_members = predictor.functions.shape[0]
+        self.encoding = _Encoding(predictor.schema.columns, predictor.embedding, num_members)
         is_regression = predictor.classes is None
         self.outputs = ("mean", "std", "quantiles") if is_regression else ("probabilities", "label")
 
     def forward(self, numbers: Tensor | None, codes: Tensor | None) -> tuple[Tensor, ...]:
         """Return the outputs in the order of their names."""
-        predictive = self.predictor.predictive(self.encoding(numbers, codes))
+        predictive = self.predictor.predictive(*self.encoding(numbers, codes))
         classes = self.predictor.classes
         if classes is None:
             return predictive.mean, predictive.std, _quantiles(predictive, self.levels)
@@ -136,30 +136,44 @@ class _Graph(nn.Module):
 
 @final
 class _Encoding(nn.Module):
-    """What :meth:`TableSchema.encode` and :class:`Standardizer` do, for all columns at once.
+    """What :meth:`TableSchema.encode` and :class:`Embedding` do, for all columns at once.
 
-    Inputs of the networks are made in four groups (numbers, indicators of missing ones, parts of
-    dates, one-hot texts), each with its place: the number of its column, and one within it.
+    Columns are encoded in five groups (numbers, indicators of missing ones, parts of dates,
+    one-hot texts, effects of texts), each with its place: the number of its column, and one within
+    it.
     """
 
-    def __init__(self, columns: Sequence[Column], scaling: Standardizer) -> None:
+    def __init__(self, columns: Sequence[Column], embedding: Embedding, num_members: int) -> None:
         super().__init__()
         numbers, codes = _inputs(columns)
         where = {column.name: k for k, column in enumerate(columns)}
         self.num_numbers, self.num_codes = len(numbers), len(codes)
-        self.fill = torch.tensor([c.fill for c in numbers], dtype=torch.float64)
         self.indicators = [k for k, c in enumerate(numbers) if c.indicator]
         self.dates = [k for k, c in enumerate(numbers) if c.kind == "date"]
-        self.owner = [k for k, c in enumerate(codes) for _ in range(c.width)]
-        self.category = torch.tensor([j for c in codes for j in range(c.width)])
+        complete = [not c.indicator and c.kind != "date" for c in numbers]
+        fill = [np.nan if whole else c.fill for c, whole in zip(numbers, complete, strict=True)]
+        self.fill = torch.tensor(fill, dtype=torch.float64)
+        counts = [len(c.categories or ()) for c in codes]
+        texts = [(k, j) for k, count in enumerate(counts) for j in range(count)]
+        self.owner, self.category = [k for k, _ in texts], torch.tensor([j for _, j in texts])
+        self.effects = [
+            (k, torch.tensor(c.effects, dtype=torch.float64))
+            for k, c in enumerate(codes)
+            if c.effects is not None
+        ]
         places = [(where[c.name], 0) for c in numbers]
         places += [(where[c.name], c.width) for c in numbers if c.indicator]
         places += [(where[numbers[k].name], j) for j in (1, 2, 3) for k in self.dates]
-        places += [(where[c.name], j) for c in codes for j in range(c.width)]
+        places += [(where[codes[k].name], j) for k, j in texts]
+        places += [
+            (where[codes[k].name], j)
+            for k, _ in self.effects
+            for j in range(counts[k], codes[k].width)
+        ]
         self.order = sorted(range(len(places)), key=places.__getitem__)
-        self.mean, self.scale = torch.as_tensor(scaling.mean), torch.as_tensor(scaling.scale)
+        self.embed = _Embed(embedding, num_members if any(complete) else 0)
 
-    def forward(self, numbers: Tensor | None, codes: Tensor | None) -> Tensor:
+    def forward(self, numbers: Tensor | None, codes: Tensor | None) -> NetworkInputs:
         parts = []
         if numbers is not None:
             missing = numbers.isnan()
@@ -171,8 +185,42 @@ class _Encoding(nn.Module):
             ]
         if codes is not None:
             parts.append((codes[:, self.owner] == self.category).double())
-        encoded = torch.cat(parts, dim=1)[:, self.order]
-        return ((encoded - self.mean) / self.scale).clamp(-FARTHEST, FARTHEST).float()
+            for k, effects in self.effects:
+                unseen, code = len(effects) - 1, codes[:, k]
+                known = (code >= 0) & (code < unseen)
+                parts.append(effects[torch.where(known, code, unseen)])
+        found: NetworkInputs = self.embed(torch.cat(parts, dim=1)[:, self.order])
+        return found
+
+
+@final
+class _Embed(nn.Module):
+    """:class:`Embedding` of rows in which NaN may be, if there are ``num_members`` to see it."""
+
+    def __init__(self, embedding: Embedding, num_members: int) -> None:
+        super().__init__()
+        self.of = {name: torch.as_tensor(value) for name, value in vars(embedding).items()}
+        self.bent = self.of["heavy"].nonzero()[:, 0]
+        levels = member_levels(num_members)[:, None, None]
+        self.levels = levels.clamp(self.of["least"], self.of["most"]) if num_members else None
+
+    def forward(self, encoded: Tensor) -> NetworkInputs:
+        of = self.of
+        raw = (encoded - of["middle"]) / of["unit"]
+        z = raw.clamp(-FARTHEST, FARTHEST)
+        if self.levels is not None:
+            z = torch.where(raw.isnan(), self.levels, z)  # (R, N, w)
+        h = torch.where(of["heavy"], z / (1 + (z / BEND).square()).sqrt(), z)
+        share = (z.index_select(-1, of["column"]) - of["left"]) / (of["right"] - of["left"])
+        x = (torch.cat([h, share.clamp(0, 1)], dim=-1) - of["mean"]) / of["scale"]
+        return NetworkInputs(x.float(), self._stretch(z if self.levels is None else z[0]))
+
+    def _stretch(self, z: Tensor) -> Tensor:
+        bent, least, most = (
+            part.index_select(-1, self.bent) for part in (z, self.of["least"], self.of["most"])
+        )
+        beyond = bent - bent.clamp(least, most)
+        return (1 + beyond.square().sum(1, keepdim=True).sqrt()).float()
 
 
 def _calendar(days: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -61,7 +61,7 @@ class _Slab(NamedTuple):
 
 @torch.no_grad()
 def linearized(
-    trained: Trained, functions: Functions, x: Tensor, y: Tensor, seed: int
+    trained: Trained, functions: Functions, x: Tensor, y: Tensor, seed: int, *, num_columns: int
 ) -> Linearized | None:
     """Linearise the members of an ensemble; ``None`` where it is not affordable.
 
@@ -70,18 +70,19 @@ def linearized(
         functions: Their weight draws.
         x, y: All rows.
         seed: Of the displacements.
+        num_columns: The first of the inputs, which are columns; the others are bins of them.
     """
     architecture = trained.architecture
     if architecture.posterior == "flow" or architecture.num_functions > _MOST_OUTPUTS:
         return None
-    members = _members(trained, x, y)
+    members = _members(trained, x, y, num_columns)
     generator = seeded_generator("displacements", seed)
     draws = torch.stack([m.covariance.draw(NUM_DRAWS, generator) for m in members])
     tangents = _tangents(trained, draws.to(x))
     return Linearized(functions, tangents, _gate(members, len(x)))
 
 
-def _members(trained: Trained, x: Tensor, y: Tensor) -> list[_Member]:
+def _members(trained: Trained, x: Tensor, y: Tensor, num_columns: int) -> list[_Member]:
     """Differentiate all members at the rows they were trained on, and at those they left out."""
     model, likelihood, folds = trained.model, trained.likelihood, trained.folds
     num_members, num_functions = trained.architecture.members, trained.architecture.num_functions
@@ -97,11 +98,12 @@ def _members(trained: Trained, x: Tensor, y: Tensor) -> list[_Member]:
         held_out = folds.held_out[..., :_HELD_OUT_ROWS].expand(num_members, -1)
         found = jacobian(model, x[held_out], space).derivatives
         left_out = list(found[:, :, :num_functions].double())
+    columns = x[rows][..., :num_columns]
     weight = folds.train.shape[-1] / rows.shape[-1]
     errors_count = isinstance(likelihood, Gaussian | HeteroscedasticGaussian)
     return [
         _Member(space, *parts, weight=weight, errors_count=errors_count)
-        for parts in zip(space.vector(model), x[rows], J, root, gradient, left_out, strict=True)
+        for parts in zip(space.vector(model), columns, J, root, gradient, left_out, strict=True)
     ]
 
 
@@ -111,7 +113,7 @@ class _Member:
     Args:
         space: Its parameters.
         theta: Their values, ``(P,)``.
-        x: The rows, ``(n, in)``.
+        x: The rows, ``(n, columns)``.
         J: Derivatives of its functions there, ``(n, O, P)``.
         root: Root of the curvature of the likelihood, ``(n, O)``; for Gaussian noise ``1 / σ``.
         gradient: Of the log-likelihood with respect to the functions, ``(n, O)``.

@@ -2,15 +2,16 @@
 
 What a column holds is decided once, when a model is fitted, and written down in a
 :class:`TableSchema`; every later table is read and encoded by it. Categories become one-hot
-columns, dates become numbers, missing values the median and an indicator, and all columns are
-standardised, ``z = (x - μ) / σ``, with ``μ`` and ``σ`` from training rows only.
+columns, and where they are many also their effects on the target; dates become numbers, missing
+values the median and an indicator. An :class:`Embedding` then scales all columns,
+``z = (x - μ) / σ``, bends heavy tails and may add bins: :mod:`whvi.tabular.scaling` learns how.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, final, get_args
 
 import numpy as np
 import pandas as pd
@@ -18,19 +19,19 @@ import torch
 from torch import Tensor
 
 from whvi._files import conform
-from whvi.errors import ConfigError, DataError, ShapeError
+from whvi.errors import DataError
 
 if TYPE_CHECKING:
-    from numpy.typing import ArrayLike, NDArray
+    from numpy.typing import NDArray
 
 Kind = Literal["numeric", "boolean", "categorical", "date"]
 
 _MISSING_CATEGORY = "missing"
 _MOST_CATEGORIES = 256  # of a column, the most frequent: the others are as unknown ones
 _DAY = np.timedelta64(1, "D")
-# A spread of a few rounding errors is not information: dividing by it would blow it up to one.
-_ROUNDING_SPREAD = 4 * np.finfo(np.float64).eps
 FARTHEST = 1e6  # inputs so many standard deviations from the mean are moved to that distance
+BEND = 3.0  # heavy tails end at so many units
+_BLOCK = 1 << 14  # rows that are embedded at once
 
 
 # Types and encoding ----------------------------------------------------------------------------
@@ -41,6 +42,7 @@ _COLUMN = {
     "categories": (list, type(None)),
     **dict.fromkeys(("minimum", "maximum", "fill"), (float, type(None))),
     "indicator": bool,
+    "effects": (list, type(None)),
 }
 _SCHEMA = {"columns": [_COLUMN], "named": bool, "target_names": [str], "target_kind": str}
 
@@ -59,6 +61,7 @@ class Column:
             it held no value at all: such a column is no input.
         fill: The median, which stands for a missing value.
         indicator: Whether an input of its own says that a value is missing, as some were.
+        effects: Of every category on the target, and of an unknown one: inputs besides one-hot.
     """
 
     name: str
@@ -69,6 +72,7 @@ class Column:
     maximum: float | None = None
     fill: float | None = None
     indicator: bool = False
+    effects: tuple[tuple[float, ...], ...] | None = None
 
     def __post_init__(self) -> None:
         if self.kind not in get_args(Kind) or (self.kind == "categorical") != bool(self.categories):
@@ -80,12 +84,15 @@ class Column:
         known, right = self.categories or (), len(ends) in (0, 3) and ends == sorted(ends)
         if not right or (ends and known) or len(set(known)) < len(known):
             raise DataError(f"column {self.name!r} has range {ends}, categories {known!r:.80}")
+        lengths = {len(row) for row in self.effects or ()}
+        if self.effects is not None and (len(lengths) != 1 or len(self.effects) != len(known) + 1):
+            raise DataError(f"column {self.name!r} has effects of other categories than its own")
 
     @property
     def width(self) -> int:
         """How many inputs of the network it becomes."""
         if self.categories is not None:
-            return len(self.categories)
+            return len(self.categories) + len(self.effects[0] if self.effects else ())
         if self.minimum is None:
             return 0
         return (4 if self.kind == "date" else 1) + self.indicator
@@ -101,7 +108,7 @@ class Column:
             counts = values.dropna().map(text_of).value_counts()
             texts = {*counts.index[:_MOST_CATEGORIES], *[_MISSING_CATEGORY] * bool(missing.any())}
             return cls(name=name, kind=kind, dtype=dtype, categories=tuple(sorted(texts)))
-        numbers = _numbers(values[~missing], name, kind)
+        numbers = numbers_of(values[~missing], name, kind)
         return cls(
             name=name,
             kind=kind,
@@ -113,21 +120,33 @@ class Column:
         )
 
     def encode(self, values: pd.Series) -> NDArray[np.float64]:
-        """Return ``(N, width)``: numbers, or one-hot texts (all zeros for an unknown one)."""
+        """Return ``(N, width)``: numbers, or one-hot texts (all zeros for an unknown one).
+
+        A missing number is NaN if the column was complete: the networks then see several values.
+        """
         missing = values.isna().to_numpy()
         if self.categories is not None:
-            texts = np.full(len(values), _MISSING_CATEGORY, dtype=object)
-            texts[~missing] = [text_of(value) for value in values[~missing]]
-            known = pd.Index(self.categories).get_indexer(pd.Index(texts, dtype=object))
-            return np.asarray(known[:, None] == np.arange(self.width), dtype=np.float64)
+            known = self.positions(values)
+            parts = [known[:, None] == np.arange(len(self.categories))]
+            if self.effects is not None:
+                parts.append(np.array(self.effects)[known])  # -1 is the last
+            return np.concatenate(parts, axis=1, dtype=np.float64)
         if self.fill is None:
             return np.empty((len(values), 0))
-        numbers = np.full(len(values), self.fill)
-        numbers[~missing] = _numbers(values[~missing], self.name, self.kind)
-        parts = [numbers]
-        if self.kind == "date":
-            parts += _calendar(numbers)
+        complete = self.kind != "date" and not self.indicator
+        numbers = np.full(len(values), np.nan if complete else self.fill)
+        numbers[~missing] = numbers_of(values[~missing], self.name, self.kind)
+        parts = [numbers, *(_calendar(numbers) if self.kind == "date" else ())]
         return np.stack([*parts, missing][: self.width], axis=1).astype(np.float64)
+
+    def positions(self, values: pd.Series) -> NDArray[np.int64]:
+        """Return the number of each text among the categories, -1 for an unknown one."""
+        missing = values.isna().to_numpy()
+        texts = np.full(len(values), _MISSING_CATEGORY, dtype=object)
+        texts[~missing] = [text_of(value) for value in values[~missing]]
+        index = pd.Index(texts, dtype=object)
+        found: NDArray[np.int64] = pd.Index(self.categories).get_indexer(index)
+        return found
 
 
 def _calendar(days: NDArray[np.float64]) -> list[NDArray[np.float64]]:
@@ -193,7 +212,10 @@ class TableSchema:
         for entry in values["columns"]:
             known = entry["categories"]
             conform(known or [], [str], "categories")
-            columns.append(Column(**{**entry, "categories": None if known is None else (*known,)}))
+            conform(entry["effects"] or [], [[float]], "effects")
+            effects = entry["effects"] and tuple(map(tuple, entry["effects"]))
+            plain = {"categories": None if known is None else (*known,), "effects": effects}
+            columns.append(Column(**{**entry, **plain}))
         names = [column.name for column in columns]
         if values["target_kind"] not in get_args(Kind) or len(set(names)) < len(names):
             raise DataError(f"a target of unknown kind, or names that occur twice: {names!r:.80}")
@@ -201,18 +223,7 @@ class TableSchema:
         return cls(**{**values, "columns": tuple(columns), "target_names": targets})
 
 
-def finite_numbers(values: pd.Series, name: str) -> NDArray[np.float64]:
-    """Return a column as float64; refuse all but numbers, missing ones and infinities included."""
-    missing = values.isna().to_numpy()
-    if missing.any():
-        raise DataError(
-            f"column {name!r} holds {int(missing.sum())} missing values (NaN; first in "
-            f"{place(values, int(missing.argmax()))}); drop or fill them"
-        )
-    return _numbers(values, name, "numeric")
-
-
-def _numbers(values: pd.Series, name: str, kind: Kind) -> NDArray[np.float64]:
+def numbers_of(values: pd.Series, name: str, kind: Kind) -> NDArray[np.float64]:
     """Return a column without missing values as float64; dates as days since 1970."""
     if values.dtype.kind == "O":
         wrong = [row for row, value in enumerate(values) if _value_kind(value) != "number"]
@@ -279,8 +290,7 @@ def _kind_of_objects(values: pd.Series, name: str) -> Kind:
 
 def text_of(value: Any) -> str:
     """Return a category as text; whole numbers without a point, whatever their data type."""
-    is_float = isinstance(value, float) and not isinstance(value, bool)
-    return f"{value:.17g}" if is_float else str(value)
+    return f"{value:.17g}" if isinstance(value, float) else str(value)
 
 
 def _value_kind(value: Any) -> str:
@@ -299,102 +309,92 @@ def _reads_as_number(value: Any) -> bool:
     return "_" not in str(value)  # 1_000 is no number in a table
 
 
-# Scaling ---------------------------------------------------------------------------------------
+# Inputs of the networks ------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Standardizer:
-    """A shift and a scale per column, in float64.
+class NetworkInputs(NamedTuple):
+    """Rows as networks see them, ``(N, in)`` in float32, and how each is stretched, ``(N, 1)``.
 
-    Unlike scikit-learn's ``StandardScaler`` it scales replicas side by side, does not overflow,
-    and rounds constant columns to exactly zero.
-
-    Attributes:
-        mean: Mean of each column, in its unit; the rows' axis has length 1.
-        scale: Standard deviation (divisor N) of each column, in its unit; 1 where a column is
-            constant.
-        axis: The rows, counted from the end: -2 for inputs, -1 for targets.
+    What heavy tails hide from the networks is told by the second: one plus the distance from the
+    range of the training rows, along the columns that are bent.
     """
 
+    x: Tensor
+    stretch: Tensor
+
+
+def member_levels(num_members: int) -> Tensor:
+    """Return normal quantiles in the middle of equal shares: what members see in a hole."""
+    levels: Tensor = torch.special.ndtri((torch.arange(num_members).double() + 0.5) / num_members)
+    return levels
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Embedding:
+    r"""From encoded columns ``x`` to the inputs of the networks.
+
+    .. math:: z = (x - m) / u, \qquad h = z / \sqrt{1 + (z/3)^2} \text{ (heavy tails) or } z,
+              \qquad b_k = \mathrm{clip}((z_{c_k} - l_k) / (r_k - l_k), 0, 1)
+
+    with ``K`` bins between quantiles, or none; then ``(h, b)`` is standardised.
+
+    Attributes:
+        middle, unit: ``m`` and ``u``, ``(w,)``.
+        heavy: Whether tails are bent, ``(w,)``.
+        least, most: Range of ``z`` in the training rows, ``(w,)``.
+        column, left, right: Of the bins, ``(K,)``.
+        mean, scale: Of ``(h, b)``, ``(w + K,)``.
+    """
+
+    middle: NDArray[np.float64]
+    unit: NDArray[np.float64]
+    heavy: NDArray[np.bool_]
+    least: NDArray[np.float64]
+    most: NDArray[np.float64]
+    column: NDArray[np.int64]
+    left: NDArray[np.float64]
+    right: NDArray[np.float64]
     mean: NDArray[np.float64]
     scale: NDArray[np.float64]
-    axis: int = -2
 
-    @classmethod
-    def fit(cls, x: ArrayLike, *, axis: int = -2) -> Standardizer:
-        """Measure mean and standard deviation along the rows.
+    @property
+    def num_inputs(self) -> int:
+        """Inputs of the networks."""
+        return len(self.mean)
 
-        Args:
-            x: Training rows, shape ``(..., N, d)``: every leading index is scaled on its own.
-                For targets of shape ``(..., N)`` pass ``axis=-1``.
-            axis: The rows, counted from the end.
-        """
-        x = np.asarray(x, dtype=np.float64)
-        if axis >= 0:
-            raise ConfigError(f"axis must be counted from the end (-2 or -1), got {axis}")
-        if x.ndim < -axis or x.shape[axis] == 0:
-            raise ShapeError(f"x must have at least one row along axis {axis}, got {x.shape}")
-        _check_finite(x)
-        # Powers of two bring every column below 1 without rounding, so no square overflows.
-        exponent = np.frexp(np.abs(x).max(axis, keepdims=True))[1]
-        unit = np.ldexp(x, -exponent)
-        # Sums of differences from the first row are exact where a column is constant.
-        first = np.take(unit, [0], axis)
-        shifted = unit - first
-        drift = shifted.mean(axis, keepdims=True)
-        spread = np.sqrt(np.square(shifted - drift).mean(axis, keepdims=True))
-        scale = np.ldexp(spread, exponent)
-        varies = (spread > _ROUNDING_SPREAD) & (scale > 0)
-        return cls(
-            mean=np.ldexp(np.where(varies, first + drift, first), exponent),
-            scale=np.where(varies, scale, 1.0),
-            axis=axis,
-        )
+    def of_members(
+        self, encoded: NDArray[np.float64], device: torch.device | str, num_members: int
+    ) -> NetworkInputs:
+        """Embed rows; members see different values of a number that was never missing before."""
+        if not np.isnan(encoded).any():
+            return self(encoded, device)
+        parts = [self(encoded, device, level=z) for z in member_levels(num_members).tolist()]
+        return NetworkInputs(torch.stack([part.x for part in parts]), parts[0].stretch)
 
-    def transform(self, x: ArrayLike) -> NDArray[np.float64]:
-        """Return ``(x - mean) / scale``, without a unit, in the shape of ``x``."""
-        x = self._checked(x)
-        result: NDArray[np.float64] = (x - self.mean) / self.scale
-        return result
+    def __call__(
+        self, encoded: NDArray[np.float64], device: torch.device | str, *, level: float = 0.0
+    ) -> NetworkInputs:
+        """Embed rows ``(N, w)``; values beyond 10⁶ units are cut, and NaN becomes ``level``."""
+        blocks = range(0, len(encoded), _BLOCK)
+        parts = [self._embed(encoded[k : k + _BLOCK], level) for k in blocks]
+        both = (torch.as_tensor(np.concatenate(p), device=device) for p in zip(*parts, strict=True))
+        return NetworkInputs(*both)
 
-    def network_inputs(self, x: ArrayLike, device: torch.device | str) -> Tensor:
-        """Return the scaled rows in float32; values beyond 10⁶ standard deviations are cut."""
+    def _embed(
+        self, rows: NDArray[np.float64], level: float
+    ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         with np.errstate(over="ignore"):
-            scaled = np.clip(self.transform(x), -FARTHEST, FARTHEST)
-        return torch.as_tensor(scaled, dtype=torch.float32, device=device)
+            z = np.clip((rows - self.middle) / self.unit, -FARTHEST, FARTHEST)
+        z = np.where(np.isnan(z), np.clip(level, self.least, self.most), z)
+        inputs = (self.features(z) - self.mean) / self.scale
+        bent = z[:, self.heavy]
+        beyond = bent - np.clip(bent, self.least[self.heavy], self.most[self.heavy])
+        distance = np.sqrt(np.square(beyond).sum(1, keepdims=True))
+        return inputs.astype(np.float32), (1 + distance).astype(np.float32)
 
-    def inverse(self, z: ArrayLike) -> NDArray[np.float64]:
-        """Return ``z * scale + mean``, in the unit of the column."""
-        z = self._checked(z)
-        result: NDArray[np.float64] = z * self.scale + self.mean
-        return result
-
-    def _checked(self, x: ArrayLike) -> NDArray[np.float64]:
-        """Refuse shapes that numpy would stretch, or pair with the wrong replica."""
-        x = np.asarray(x, dtype=np.float64)
-        may_lead = self.mean.ndim == -self.axis  # fitted without replicas: serves any leading axes
-        expected = list(self.mean.shape)
-        found = list(x.shape[max(x.ndim - self.mean.ndim, 0) :] if may_lead else x.shape)
-        if len(found) == len(expected):
-            expected[self.axis] = found[self.axis]
-        if found != expected:
-            raise ShapeError(f"expected shape {self._pattern()}, as in fit, got {x.shape}")
-        return x
-
-    def _pattern(self) -> str:
-        sizes = [str(size) for size in self.mean.shape]
-        sizes[self.axis] = "N"
-        leading = "..., " if self.mean.ndim == -self.axis else ""
-        return f"({leading}{', '.join(sizes)})"
-
-
-def _check_finite(x: NDArray[np.float64]) -> None:
-    finite = np.isfinite(x)
-    if finite.all():
-        return
-    bad = np.argwhere(~finite)
-    index = tuple(int(i) for i in bad[0])
-    raise DataError(
-        f"x holds {len(bad)} values that are not finite (first: {x[index]} at index {index}); "
-        f"drop or fill them before scaling"
-    )
+    def features(self, z: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return ``(h, b)``."""
+        bent = np.where(self.heavy, z / np.sqrt(1 + np.square(z / BEND)), z)
+        share = (z[:, self.column] - self.left) / (self.right - self.left)
+        return np.concatenate([bent, np.clip(share, 0, 1)], axis=1)

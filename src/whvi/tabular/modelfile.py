@@ -22,9 +22,9 @@ from numpy.typing import NDArray
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor, nn
 
-from whvi._files import atomic_write, conform, seal, unseal
+from whvi._files import atomic_write, conform, conform_tensor, seal, unseal
 from whvi.errors import ModelFileError, WhviError
-from whvi.tabular.inputs import Standardizer, TableSchema
+from whvi.tabular.inputs import Embedding, TableSchema
 from whvi.tabular.predictor import (
     Architecture,
     DenseDraws,
@@ -38,12 +38,12 @@ from whvi.tabular.predictor import (
 )
 
 FORMAT_NAME = "whvi-model"
-FORMAT_VERSION = 4
+FORMAT_VERSION = 5
 """Raised when names or meanings change; files of other versions are refused."""
 
 _LIES = (KeyError, TypeError, ValueError, AttributeError, IndexError, ArithmeticError, RuntimeError)
 
-_POSITIVE = ("inputs.scale", "scaling.scale", "target_scale")
+_POSITIVE = ("inputs.unit", "inputs.scale", "scaling.scale", "target_scale")
 _LARGEST_TARGET = 1e150
 _FARTHEST_GATE, _NARROWEST_GATE = 1e6, 1e-6
 _MOST_CHANGES = 1024  # draws of displacements of a member: what bounds the memory of a block
@@ -223,10 +223,7 @@ def _plain(value: Any) -> Any:
 
 def content_of(predictor: Predictor) -> ModelFile:
     """Return the tensors of a predictor, and the rest of it in plain values, ready for JSON."""
-    tensors = {
-        "inputs.mean": torch.as_tensor(predictor.scaling.mean),
-        "inputs.scale": torch.as_tensor(predictor.scaling.scale),
-    }
+    tensors = {f"inputs.{k}": torch.as_tensor(v) for k, v in vars(predictor.embedding).items()}
     tensors |= {f"likelihood.{k}": t for k, t in predictor.likelihood.state_dict().items()}
     for k, layer in enumerate(predictor.functions.layers):
         tensors |= {f"functions.{k}.{name}": t for name, t in layer._asdict().items()}
@@ -234,14 +231,11 @@ def content_of(predictor: Predictor) -> ModelFile:
     for k, (mean, displacements) in enumerate(far.tangents if far else ()):
         tensors[f"linearized.{k}.mean"] = mean
         tensors |= {f"linearized.{k}.{i}": t for i, t in enumerate(displacements)}
-    classes = None
-    if labels is not None:
-        kind = "O" if labels.dtype.kind == "O" else labels.dtype.str
-        classes = {"dtype": kind, "values": labels.tolist()}
+    kind = None if labels is None else "O" if labels.dtype.kind == "O" else labels.dtype.str
     document = {
         "schema": asdict(predictor.schema),
         "architecture": asdict(predictor.architecture),
-        "classes": classes,
+        "classes": None if labels is None else {"dtype": kind, "values": labels.tolist()},
         "gate": None if far is None else far.gate._asdict(),
     }
     return ModelFile(tensors, document)
@@ -262,21 +256,36 @@ def predictor_of(content: ModelFile) -> Predictor:
     functions = _functions(tensors, architecture)
     width = sum(column.width for column in schema.columns)
     outputs = len(schema.target_names) if classes is None else architecture.num_outputs
-    if width != architecture.in_features or outputs != architecture.num_outputs:
-        raise ModelFileError(
-            f"{width} encoded columns or {outputs} targets do not fit the networks"
-        )
-    for name in ("inputs.mean", "inputs.scale"):
-        _check_tensor(tensors, name, (1, width), torch.float64)
-    mean, scale = (tensors[name].numpy() for name in ("inputs.mean", "inputs.scale"))
+    if outputs != architecture.num_outputs:
+        raise ModelFileError(f"{outputs} targets do not fit the networks")
+    embedding = _embedding(tensors, width, architecture.in_features)
     with torch.device("meta"):
         likelihood = architecture.build_likelihood().double()
     load_tensors("likelihood", likelihood, tensors)
     if functions.num_features != likelihood.num_features:
         raise ModelFileError(f"{functions.num_features} outputs do not fit the likelihood")
-    scaling = Standardizer(mean=mean, scale=scale)
     far = _linearized(tensors, functions, document["gate"])
-    return Predictor(schema, scaling, architecture, functions, likelihood, classes, far)
+    return Predictor(schema, embedding, architecture, functions, likelihood, classes, far)
+
+
+def _embedding(tensors: Mapping[str, Tensor], width: int, num_inputs: int) -> Embedding:
+    """Read what makes ``num_inputs`` inputs of ``width`` encoded columns."""
+    bins = num_inputs - width
+    if bins < 0:
+        raise ModelFileError(f"{width} encoded columns do not fit networks of {num_inputs} inputs")
+    sizes = dict.fromkeys(("middle", "unit", "heavy", "least", "most"), width)
+    sizes |= dict.fromkeys(("column", "left", "right"), bins)
+    sizes |= dict.fromkeys(("mean", "scale"), num_inputs)
+    types = {"heavy": torch.bool, "column": torch.int64}
+    for name, size in sizes.items():
+        _check_tensor(tensors, f"inputs.{name}", (size,), types.get(name, torch.float64))
+    if len(sizes) != sum(name.startswith("inputs.") for name in tensors):
+        raise ModelFileError("there are inputs that an embedding does not have")
+    found = Embedding(**{name: tensors[f"inputs.{name}"].numpy() for name in sizes})
+    exist = (found.column >= 0) & (found.column < width) & (found.left < found.right)
+    if not exist.all() or not (found.least <= found.most).all():
+        raise ModelFileError(f"bins that end before they begin, or of none of {width} columns")
+    return found
 
 
 def check_tensors(expected: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> None:
@@ -298,16 +307,7 @@ def load_tensors(part: str, module: nn.Module, tensors: Mapping[str, Tensor]) ->
 def _check_tensor(
     tensors: Mapping[str, Tensor], name: str, shape: tuple[int, ...], dtype: torch.dtype
 ) -> None:
-    if name not in tensors:
-        raise ModelFileError(f"there is no tensor {name}")
-    tensor = tensors[name]
-    if tensor.shape != shape or tensor.dtype != dtype:
-        raise ModelFileError(
-            f"tensor {name} is {tensor.dtype} {tuple(tensor.shape)}, but the description needs "
-            f"{dtype} {tuple(shape)}"
-        )
-    if not bool(tensor.isfinite().all()):
-        raise ModelFileError(f"tensor {name} holds values that are not finite")
+    tensor = conform_tensor(tensors, name, shape, dtype)
     if "target_" in name and bool((tensor.abs() > _LARGEST_TARGET).any()):
         raise ModelFileError(f"tensor {name} is so large that no variance is finite")
     if name.endswith(_POSITIVE) and not bool((tensor > 0).all()):

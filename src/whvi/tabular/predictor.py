@@ -45,7 +45,7 @@ from whvi.likelihoods import (
     StudentT,
 )
 from whvi.predictive import Predictive
-from whvi.tabular.inputs import Standardizer, TableSchema
+from whvi.tabular.inputs import Embedding, TableSchema
 from whvi.tabular.networks import FEATURES, build_network
 from whvi.training.process import limited_threads
 
@@ -288,10 +288,11 @@ class Linearized:
         """Return ``f (R, N, F)`` and the changes ``(R, S, N, O)`` of its first ``O`` outputs."""
         parts = [self._evaluate(rows, num_outputs) for rows in self.functions.passes(x)]
         f, changes = (torch.cat(part, dim=-2) for part in zip(*parts, strict=True))
-        return f[..., : x.shape[0], :], changes[..., : x.shape[0], :]
+        return f[..., : x.shape[-2], :], changes[..., : x.shape[-2], :]
 
     def _evaluate(self, x: Tensor, num_outputs: int) -> tuple[Tensor, Tensor]:
-        h = x.expand(self.functions.shape[0], 1, *x.shape)
+        rows = x.unsqueeze(-3) if x.dim() == 3 else x
+        h = rows.expand(self.functions.shape[0], 1, *rows.shape[-2:])
         inputs, slopes = [], []
         for k, layer in enumerate(self.layers[:-1]):
             inputs.append(self.functions.before(k, h))
@@ -326,7 +327,7 @@ class Predictor:
     """Predicts the rows of tables."""
 
     schema: TableSchema
-    scaling: Standardizer  # of the encoded columns
+    embedding: Embedding  # of the encoded columns
     architecture: Architecture
     functions: Functions
     likelihood: Likelihood  # of R replicas, in the units of the targets
@@ -336,23 +337,22 @@ class Predictor:
     def __post_init__(self) -> None:
         self.likelihood.double().requires_grad_(False)
 
-    def rows(self, table: pd.DataFrame) -> Tensor:
-        """Return the inputs of the networks, ``(N, in)``."""
-        device = self.functions.layers[0].bias.device
-        return self.scaling.network_inputs(self.schema.encode(table), device)
-
     @torch.no_grad()
     def map(self, table: pd.DataFrame, of: Callable[[Predictive], Any]) -> list[Any]:
         """Evaluate ``of`` the predictive distributions of one block of rows after the other.
 
         Blocks are filled up to a multiple of 64 rows: vectorised sums treat the last differently.
         """
-        x, found = self.rows(table), []
-        few = len(x) * self.functions.width < _WORTH_THREADS
+        encoded, found = self.schema.encode(table), []
+        at_once, members = self.functions.block_rows, self.functions.shape[0]
+        device = self.functions.layers[0].bias.device
+        few = len(encoded) * self.functions.width < _WORTH_THREADS
         with limited_threads(1 if few else torch.get_num_threads()):
-            for block in x.split(self.functions.block_rows):
-                filled = F.pad(block, (0, 0, 0, -len(block) % _MOST_ROWS))
-                found.append(of(self.predictive(filled))[: len(block)])
+            for k in range(0, len(encoded), at_once):
+                x, stretch = self.embedding.of_members(encoded[k : k + at_once], device, members)
+                rest = -len(stretch) % _MOST_ROWS
+                filled = F.pad(x, (0, 0, 0, rest)), F.pad(stretch, (0, 0, 0, rest), value=1.0)
+                found.append(of(self.predictive(*filled))[: len(stretch)])
         return found
 
     def evaluate(
@@ -366,13 +366,13 @@ class Predictor:
         """Return the predictive distribution of all rows in one object."""
         return _by_row(Predictive.cat(self.map(table, lambda p: p)))
 
-    def predictive(self, x: Tensor) -> Predictive:
-        """Return the mixture over members and draws, near and far, for inputs ``(N, in)``."""
+    def predictive(self, x: Tensor, stretch: Tensor | float = 1.0) -> Predictive:
+        """Return the mixture over members and draws, near and far, of embedded rows."""
         near = self.likelihood.predictive(self.functions(x)).pool()
         if self.linearized is None:
             return _by_row(near)
         f, changes = self.linearized(x, self.architecture.num_functions)
-        far, share = self._far(self.linearized.gate, f.double(), changes.double())
+        far, share = self._far(self.linearized.gate, f.double(), stretch * changes.double())
         return _by_row(Predictive.mix([near, far], [1 - share, share]))
 
     def share(self, predictive: Predictive) -> Tensor:

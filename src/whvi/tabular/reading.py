@@ -22,7 +22,8 @@ import numpy as np
 import pandas as pd
 
 from whvi.errors import ConfigError, DataError
-from whvi.tabular.inputs import Kind, finite_numbers, place, text_of
+from whvi.tabular.formats import dates, typed_values, unpacked, without_margins
+from whvi.tabular.inputs import Kind, numbers_of, place, text_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -152,8 +153,6 @@ def open_table(
         data, style = data.encode(errors="surrogatepass"), replace(style, encoding="utf-8")
     sha256, content = hashlib.sha256(data).hexdigest(), data
     if data.startswith(_PACKED):
-        from whvi.tabular.formats import unpacked
-
         content = unpacked(data)
     if isinstance(content, pd.DataFrame):
         names = [str(name) for name in content.columns]
@@ -213,10 +212,17 @@ def numeric_columns(frame: pd.DataFrame, columns: Sequence[str]) -> NDArray[np.f
         raise DataError("the table has no rows")
     if not frame.columns.is_unique:
         raise DataError(f"column names must differ, got {list(frame.columns)[:20]}")
-    for name in columns:
+    found = np.empty((len(frame), len(columns)))
+    for k, name in enumerate(columns):
         require_column(frame, name)
-    arrays = [finite_numbers(frame[name], name) for name in columns]
-    return np.stack(arrays, axis=1) if arrays else np.empty((len(frame), 0))
+        missing = frame[name].isna().to_numpy()
+        if missing.any():
+            raise DataError(
+                f"column {name!r} holds {int(missing.sum())} missing values (NaN; first in "
+                f"{place(frame[name], int(missing.argmax()))}); drop or fill them"
+            )
+        found[:, k] = numbers_of(frame[name], name, "numeric")
+    return found
 
 
 def require_column(frame: pd.DataFrame | Table, name: str) -> None:
@@ -293,8 +299,6 @@ def _parse(
     rows, lines = [row for row, _ in found], [line for _, line in found]
     notes: tuple[str, ...] = ()
     if rows and names and (not names[0] or not names[-1] or len(rows[0]) == len(names) + 1):
-        from whvi.tabular.formats import without_margins
-
         names, rows, notes = without_margins(names, rows, is_number)
     _check_names(names, names_line)
     for row, line in zip(rows, lines, strict=True):
@@ -336,8 +340,6 @@ def _check_names(names: list[str], line: int) -> None:
 def _typed(cells: pd.Series, kind: Kind | None, style: CellStyle) -> pd.Series:
     """Return float64, datetime64 or texts as ``kind`` says; without one, as all cells are."""
     if cells.index.name == "row":  # values, not texts
-        from whvi.tabular.formats import typed_values
-
         cells = typed_values(cells, kind)
         if cells.dtype.kind != "O":
             return cells
@@ -345,8 +347,6 @@ def _typed(cells: pd.Series, kind: Kind | None, style: CellStyle) -> pd.Series:
     if kind == "categorical":
         return _texts(cells, style)
     if kind == "date" or (kind is None and _is_date(cells, style)):
-        from whvi.tabular.formats import dates
-
         return dates(_texts(cells, style))
     try:
         return pd.Series(_numbers(cells, kind, style), cells.index, name=cells.name)

@@ -18,9 +18,13 @@ from whvi._checks import check_positive_int
 from whvi.errors import ConfigError, DataError
 from whvi.predictive import Predictive
 from whvi.tabular.base import Targets, WHVIEstimator, check_rows, target_names
-from whvi.tabular.inputs import Standardizer
 from whvi.tabular.predictor import REGRESSION_LIKELIHOODS
+from whvi.tabular.scaling import Standardizer
 from whvi.tabular.training import FEW_ROWS
+
+_LEAST_COUNT, _LARGEST_COUNT = 3, 10_000  # targets from at most the one to at most the other
+_TYPO, _MOST_TYPOS = 1000.0, 0.005  # times the usual distance from the median; share of rows
+_HEAVY = 8.0  # times the usual distance: normal targets stay within 4.5
 
 
 class ArrayInterval(NamedTuple):
@@ -44,8 +48,9 @@ class WHVIRegressor(RegressorMixin, WHVIEstimator):  # type: ignore[misc]  # no 
             ``"flow"``, or ``"point"`` (certain weights with a standard normal prior).
         likelihood: Noise of the targets: ``"gaussian"`` (constant), ``"heteroscedastic"`` (a
             function of the inputs), ``"student_t"`` (outliers), ``"poisson"`` (counts), or
-            ``"auto"``: the second from 3,000 rows on, below that the first unless held-out
-            rows clearly speak for the second.
+            ``"auto"``: the second from 3,000 rows on, below that the first, unless held-out
+            rows clearly speak for another; the last two are tried on targets that have heavy
+            tails or are counts.
         n_members: Networks of the ensemble.
         max_iter: Most steps of Adam; training stops earlier when held-out rows say so.
         beta: Weight of the KL in the objective; 1 is the evidence lower bound, smaller values
@@ -62,6 +67,7 @@ class WHVIRegressor(RegressorMixin, WHVIEstimator):  # type: ignore[misc]  # no 
     Attributes:
         schema_, target_name_: Columns and target.
         history_, training_summary_, candidates_: What happened in training.
+        notes_: What was odd about the targets.
         likelihood_, noise_factor_: Noise that was chosen, and the factor of its calibration.
         model_, network_likelihood_: The networks as R replicas, and their likelihood.
         n_iter_, n_features_in_, feature_names_in_, n_outputs_: As everywhere in scikit-learn.
@@ -76,10 +82,11 @@ class WHVIRegressor(RegressorMixin, WHVIEstimator):  # type: ignore[misc]  # no 
 
     likelihood: str = field(default="auto", kw_only=True)
 
-    def _candidates(self, num_rows: int) -> tuple[str, ...]:
+    def _candidates(self, targets: Targets) -> tuple[str, ...]:
         if self.likelihood == "auto":
-            few = num_rows < FEW_ROWS
-            return ("gaussian", "heteroscedastic") if few else ("heteroscedastic",)
+            few = len(targets.values) < FEW_ROWS
+            asked = ["student_t"] * targets.heavy + ["poisson"] * (targets.counts is not None)
+            return (*("gaussian",) * few, "heteroscedastic", *asked)
         if self.likelihood not in REGRESSION_LIKELIHOODS:
             raise ConfigError(
                 f"likelihood must be 'auto' or one of {', '.join(REGRESSION_LIKELIHOODS)}, got "
@@ -103,12 +110,16 @@ class WHVIRegressor(RegressorMixin, WHVIEstimator):  # type: ignore[misc]  # no 
         _check_finite(rows, names)
         if self.likelihood == "poisson":
             _check_counts(rows)
-            scaling, values = None, rows
-        else:
-            scaling = Standardizer.fit(rows)
-            values = scaling.transform(rows)
-        seen = torch.as_tensor(values, dtype=torch.float32)
-        return Targets(seen, rows.shape[1], names, scaling=scaling)
+        rows, heavy, notes = _without_typos(rows, names)
+        scaling = Standardizer.fit(rows)
+        seen = torch.as_tensor(scaling.transform(rows), dtype=torch.float32)
+        counts = None
+        if self.likelihood == "poisson" or (self.likelihood == "auto" and _are_counts(rows)):
+            counts = torch.as_tensor(rows, dtype=torch.float32)
+        return Targets(
+            seen, rows.shape[1], names,
+            scaling=scaling, counts=counts, heavy=heavy, notes=notes,
+        )  # fmt: skip
 
     def _evaluate(self, X: Any, of: Callable[[Predictive], Tensor]) -> NDArray[np.float64]:
         table = self._checked(X)
@@ -169,3 +180,39 @@ def _check_counts(y: NDArray[np.float64]) -> None:
             f"targets of a Poisson must be counts 0, 1, 2, …; row {bad[0][0]} holds "
             f"{y[tuple(bad[0])]}"
         )
+
+
+def _are_counts(y: NDArray[np.float64]) -> bool:
+    """Whether one column of targets are whole numbers from about zero on."""
+    whole = bool((y == np.floor(y)).all())
+    return y.shape[1] == 1 and whole and 0 <= y.min() <= _LEAST_COUNT < y.max() <= _LARGEST_COUNT
+
+
+def _without_typos(
+    y: NDArray[np.float64], names: tuple[str, ...]
+) -> tuple[NDArray[np.float64], bool, tuple[str, ...]]:
+    """Move values that cannot be meant to the farthest of the others, and say so.
+
+    These are at most one in 200 rows, a thousand times as far from the median as half of the
+    rows are, and ten times as far as any other.
+
+    Returns:
+        The targets, whether their tails are heavy, and notes.
+    """
+    notes, heavy, kept = [], False, y.copy()
+    for k, name in enumerate(names):
+        distance = np.abs(y[:, k] - np.median(y[:, k]))
+        half = float(np.quantile(distance, 0.75)) or float(distance.mean())
+        odd = distance > _TYPO * half
+        if odd.any() and odd.mean() <= _MOST_TYPOS:
+            others = y[~odd, k]
+            if distance[odd].min() > 10 * distance[~odd].max():
+                kept[odd, k] = np.clip(y[odd, k], others.min(), others.max())
+                notes.append(
+                    f"target {name!r} holds {int(odd.sum())} values that are far from all others "
+                    f"(first: {y[odd, k][0]:g} in row {int(odd.argmax())}): taken for "
+                    f"{kept[odd, k][0]:g}; correct the cells"
+                )
+                distance = distance[~odd]
+        heavy |= bool(distance.max() > _HEAVY * half)
+    return kept, heavy, tuple(notes)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -34,6 +34,8 @@ FEW_ROWS = 3000
 
 _RATE_FACTORS = (1.0, 0.3, 0.1)  # on the learning rate, tried in turn
 _FEWEST_ROWS = 10  # with fewer, nothing is left out: two rows cannot judge eight
+_MOST_BINS, _FEWEST_FOR_BINS = 16, 128  # of a column; rows, so that a bin holds eight
+_MOST_INPUTS, _MOST_NUMBERS = 1024, 100_000_000  # of bins in a row, and in all rows
 _MOST_HELD_OUT = 10_000  # rows: more judge no better, and are evaluated twenty times
 
 
@@ -50,6 +52,11 @@ class Plan:
         validation_fraction: Share of the rows that each member leaves out for early stopping and
             for the calibration of the noise.
         rotate: Whether every member leaves out rows of its own, or all the same.
+        bins: Of a column, if held-out rows speak for them; less than 2: none.
+        binned: What differs with bins: they make steps, so no waves, and take more of a prior.
+        trial: What differs in the short runs by which inputs and noise are chosen.
+        clear_gain: Nats per held-out row by which a short run decides on the inputs; below that,
+            both are trained.
     """
 
     hidden: tuple[int, ...]
@@ -61,6 +68,18 @@ class Plan:
     beta: float
     validation_fraction: float
     rotate: bool
+    bins: int
+    binned: dict[str, Any]
+    trial: dict[str, Any]
+    clear_gain: float
+
+    def with_bins(self) -> Plan:
+        """Return the plan for inputs with bins."""
+        return replace(self, **self.binned)
+
+    def short(self) -> Plan:
+        """Return the plan of a short run."""
+        return replace(self, **self.trial)
 
     def fit_config(self, seed: int, *, factor: float = 1.0) -> FitConfig:
         """Return the options of :func:`whvi.fit`; ``factor`` lowers the learning rate."""
@@ -78,6 +97,7 @@ class Plan:
 
 def plan_for(
     num_rows: int,
+    num_columns: int = 1,
     *,
     hidden: int | Sequence[int] | None = None,
     members: int | None = None,
@@ -89,6 +109,7 @@ def plan_for(
 
     Few rows: eight narrow networks, each of which leaves out another tenth, so that the ensemble
     has seen every row. Many rows: four wide networks and one common part for validation.
+    From 128 rows on a column may have 16 bins, or as many as memory allows.
     """
     few = num_rows < FEW_ROWS
     members = _default(members, 8 if few else 4)
@@ -98,8 +119,17 @@ def plan_for(
     share = _default(validation_fraction, 0.1)
     if isinstance(share, bool) or not isinstance(share, int | float) or not 0 <= share < 1:
         raise ConfigError(f"validation_fraction must lie in [0, 1), got {share!r}")
+    binned: dict[str, Any] = {"features": "relu"}
+    if beta is None and not few:
+        binned["beta"] = 0.5
     beta = _default(beta, 0.3 if few else 0.2)
     check_positive("beta", beta)
+    most_bins = min(_MOST_INPUTS, _MOST_NUMBERS // num_rows) // num_columns
+    trial: dict[str, Any] = {"steps": min(1500 if few else 500, max(1, steps // 5))}
+    if few and share:
+        trial["validation_fraction"] = max(share, 0.25)  # of four pairs: all rows
+    elif not few:
+        trial["members"] = min(members, 2)
     return Plan(
         hidden=_widths(hidden, (128, 128) if few else (512, 512, 512)),
         features="relu" if few else "sine",
@@ -110,6 +140,10 @@ def plan_for(
         beta=float(beta),
         validation_fraction=float(share),
         rotate=few and members > 1,
+        bins=min(_MOST_BINS, most_bins) if num_rows >= _FEWEST_FOR_BINS else 0,
+        binned=binned,
+        trial=trial,
+        clear_gain=0.3 if few else 0.0,
     )
 
 

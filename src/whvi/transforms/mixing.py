@@ -8,6 +8,7 @@ its norm, ``‖M(g)‖² = ‖g‖²`` (Frobenius), so that entries of ``W`` hav
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 from typing import Any, Protocol, final
 
 import torch
@@ -47,13 +48,12 @@ class Mixing(ABC):
 
 
 @final
+@dataclass(eq=False)
 class Hadamard(Mixing):
     """``M(g) = H diag(g) H``: the paper's. Layers run it in the compiled kernel."""
 
+    size: int
     name = "hadamard"
-
-    def __init__(self, size: int) -> None:
-        self.size = size
 
     @staticmethod
     def round_up(size: int) -> int:

@@ -1,0 +1,212 @@
+"""What is learned from the training rows of a table: scales, tails, bins, effects of texts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pandas as pd
+
+from whvi.errors import ConfigError, DataError, ShapeError
+from whvi.tabular.inputs import Embedding, TableSchema
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike, NDArray
+
+# A spread of a few rounding errors is not information: dividing by it would blow it up to one.
+_ROUNDING_SPREAD = 4 * np.finfo(np.float64).eps
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Standardizer:
+    """A shift and a scale per column, in float64.
+
+    Unlike scikit-learn's ``StandardScaler`` it scales replicas side by side, does not overflow,
+    and rounds constant columns to exactly zero.
+
+    Attributes:
+        mean: Mean of each column, in its unit; the rows' axis has length 1.
+        scale: Standard deviation (divisor N) of each column, in its unit; 1 where a column is
+            constant.
+        axis: The rows, counted from the end: -2 for inputs, -1 for targets.
+    """
+
+    mean: NDArray[np.float64]
+    scale: NDArray[np.float64]
+    axis: int = -2
+
+    @classmethod
+    def fit(cls, x: ArrayLike, *, axis: int = -2) -> Standardizer:
+        """Measure mean and standard deviation along the rows.
+
+        Args:
+            x: Training rows, shape ``(..., N, d)``: every leading index is scaled on its own.
+                For targets of shape ``(..., N)`` pass ``axis=-1``.
+            axis: The rows, counted from the end.
+        """
+        x = np.asarray(x, dtype=np.float64)
+        if axis >= 0:
+            raise ConfigError(f"axis must be counted from the end (-2 or -1), got {axis}")
+        if x.ndim < -axis or x.shape[axis] == 0:
+            raise ShapeError(f"x must have at least one row along axis {axis}, got {x.shape}")
+        _check_finite(x)
+        # Powers of two bring every column below 1 without rounding, so no square overflows.
+        exponent = np.frexp(np.abs(x).max(axis, keepdims=True))[1]
+        unit = np.ldexp(x, -exponent)
+        # Sums of differences from the first row are exact where a column is constant.
+        first = np.take(unit, [0], axis)
+        shifted = unit - first
+        drift = shifted.mean(axis, keepdims=True)
+        spread = np.sqrt(np.square(shifted - drift).mean(axis, keepdims=True))
+        scale = np.ldexp(spread, exponent)
+        varies = (spread > _ROUNDING_SPREAD) & (scale > 0)
+        return cls(
+            mean=np.ldexp(np.where(varies, first + drift, first), exponent),
+            scale=np.where(varies, scale, 1.0),
+            axis=axis,
+        )
+
+    def transform(self, x: ArrayLike) -> NDArray[np.float64]:
+        """Return ``(x - mean) / scale``, without a unit, in the shape of ``x``."""
+        x = self._checked(x)
+        result: NDArray[np.float64] = (x - self.mean) / self.scale
+        return result
+
+    def inverse(self, z: ArrayLike) -> NDArray[np.float64]:
+        """Return ``z * scale + mean``, in the unit of the column."""
+        z = self._checked(z)
+        result: NDArray[np.float64] = z * self.scale + self.mean
+        return result
+
+    def _checked(self, x: ArrayLike) -> NDArray[np.float64]:
+        """Refuse shapes that numpy would stretch, or pair with the wrong replica."""
+        x = np.asarray(x, dtype=np.float64)
+        may_lead = self.mean.ndim == -self.axis  # fitted without replicas: serves any leading axes
+        expected = list(self.mean.shape)
+        found = list(x.shape[max(x.ndim - self.mean.ndim, 0) :] if may_lead else x.shape)
+        if len(found) == len(expected):
+            expected[self.axis] = found[self.axis]
+        if found != expected:
+            raise ShapeError(f"expected shape {self._pattern()}, as in fit, got {x.shape}")
+        return x
+
+    def _pattern(self) -> str:
+        sizes = [str(size) for size in self.mean.shape]
+        sizes[self.axis] = "N"
+        leading = "..., " if self.mean.ndim == -self.axis else ""
+        return f"({leading}{', '.join(sizes)})"
+
+
+def _check_finite(x: NDArray[np.float64]) -> None:
+    finite = np.isfinite(x)
+    if finite.all():
+        return
+    bad = np.argwhere(~finite)
+    index = tuple(int(i) for i in bad[0])
+    raise DataError(
+        f"x holds {len(bad)} values that are not finite (first: {x[index]} at index {index}); "
+        f"drop or fill them before scaling"
+    )
+
+
+# Inputs ----------------------------------------------------------------------------------------
+
+_HEAVY = 5.0  # interquartile ranges from the median: normal columns stay within 3.5
+
+
+def learn_embedding(encoded: NDArray[np.float64], *, num_bins: int = 0) -> Embedding:
+    """Learn scales and tails of encoded columns ``(N, w)``, and where their bins end.
+
+    Where tails are heavy the middle is the median and the unit the interquartile range (or the
+    standard deviation, if that is zero), elsewhere mean and standard deviation. Columns of two
+    values have no bins. Rough functions need bins: a step is a weight of one of them.
+    """
+    usual = Standardizer.fit(encoded)
+    low, median, high = np.quantile(encoded, [0.25, 0.5, 0.75], axis=0)
+    with np.errstate(over="ignore", invalid="ignore"):
+        robust = np.where(high > low, high - low, usual.scale[0])
+        farthest = np.abs(encoded - median).max(0) / robust
+    varied = np.array([len(np.unique(column)) > 2 for column in encoded.T], dtype=bool)
+    heavy = (farthest > _HEAVY) & varied
+    middle = np.where(heavy, median, usual.mean[0])
+    unit = np.where(heavy, robust, usual.scale[0])
+    z = (encoded - middle) / unit
+    column, left, right = _bins(z, np.flatnonzero(varied & (num_bins > 1)), num_bins)
+    mean, scale = np.zeros(z.shape[1] + len(column)), np.ones(z.shape[1] + len(column))
+    raw = Embedding(middle, unit, heavy, z.min(0), z.max(0), column, left, right, mean, scale)
+    bent = np.append(heavy, np.ones(len(column), dtype=bool))
+    if bent.any():  # the others are standardised already
+        found = Standardizer.fit(raw.features(z)[:, bent])
+        mean[bent], scale[bent] = found.mean[0], found.scale[0]
+    return raw
+
+
+def _bins(
+    z: NDArray[np.float64], columns: NDArray[np.int64], num_bins: int
+) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.float64]]:
+    """Return column, left and right end of every bin: between quantiles that differ."""
+    levels, none = np.linspace(0, 1, num_bins + 1), np.empty(0)
+    edges = [np.unique(np.quantile(z[:, c], levels)) for c in columns]
+    left = np.concatenate([none, *(e[:-1] for e in edges)])
+    right = np.concatenate([none, *(e[1:] for e in edges)])
+    return np.repeat(columns, [len(e) - 1 for e in edges]), left, right
+
+
+# Texts of many values --------------------------------------------------------------------------
+
+_FEW_TEXTS = 10  # up to here one-hot columns are enough
+_MOST_EFFECTS = 8
+_EFFECT_ROWS = 10  # that speak for no effect
+_EFFECT_FOLDS = 5
+
+
+def learn_effects(
+    schema: TableSchema, table: pd.DataFrame, targets: NDArray[np.float64], seed: int
+) -> tuple[TableSchema, NDArray[np.float64]]:
+    """Learn the effects of texts on the targets where a column has more than ten of them.
+
+    The effect of a category with ``n`` rows is the sum of their targets over ``n + 10``; a last
+    number is the log of its share of the rows. Training rows are encoded with effects that other
+    folds of them have, so that no row is told its own target.
+
+    Args:
+        schema: Of the table.
+        table: Training rows.
+        targets: Standardised numbers or class memberships, ``(N, K)``.
+        seed: Of the folds.
+
+    Returns:
+        The schema with effects, and the encoded training rows.
+    """
+    fold = np.random.default_rng(seed).permutation(len(table)) % _EFFECT_FOLDS
+    columns, encoded = [], []
+    for i, column in enumerate(schema.columns):
+        values = table.iloc[:, i]
+        if len(column.categories or ()) > _FEW_TEXTS and 0 < targets.shape[1] <= _MOST_EFFECTS:
+            assert column.categories is not None
+            known, count = column.positions(values), len(column.categories)
+            effects = _effects(known, targets, count)
+            column = replace(column, effects=tuple(map(tuple, effects.tolist())))
+            rows = column.encode(values)
+            for k in range(_EFFECT_FOLDS):
+                others = _effects(known[fold != k], targets[fold != k], count)
+                rows[fold == k, count:] = others[known[fold == k]]
+            encoded.append(rows)
+        else:
+            encoded.append(column.encode(values))
+        columns.append(column)
+    return replace(schema, columns=tuple(columns)), np.concatenate(encoded, axis=1)
+
+
+def _effects(
+    known: NDArray[np.int64], targets: NDArray[np.float64], num_categories: int
+) -> NDArray[np.float64]:
+    """Return the effects of each category, and of unknown ones in the last row."""
+    where = np.where(known < 0, num_categories, known)
+    rows = np.bincount(where, minlength=num_categories + 1)
+    centred = targets - targets.mean(0)
+    sums = [np.bincount(where, column, num_categories + 1) for column in centred.T]
+    means = np.stack(sums, axis=1) / (rows + _EFFECT_ROWS)[:, None]
+    share = np.log((rows + 0.5) / len(known))
+    return np.column_stack([means, share])
