@@ -63,8 +63,7 @@ _VALUES_AT_ONCE = 1 << 19  # of a hidden layer in one pass: they stay in the cac
 _MOST_ROWS, _LEAST_ROWS = 64, 8  # of a pass; a power of two
 _FAR_DRAWS = 64  # of all members, where components are not Gaussian
 _BLOCK = 1 << 23  # function values per block of rows: bounds the memory of a prediction
-# Values of a hidden layer from which on several threads are used: for less work they gain little
-# on an idle machine, and waiting for each other on a busy one costs many times the work itself.
+# Values of a hidden layer from which on threads gain: on a busy machine waiting costs more.
 _WORTH_THREADS = 1 << 26
 
 
