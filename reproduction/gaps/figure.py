@@ -15,6 +15,7 @@ from reproduction.records import Record
 from reproduction.table1.paper import DATASETS
 from whvi.plots import save_figure
 
+_PANELS = 4  # in a row
 _LARGE = 20.0
 _LINEAR = 5.0  # nats up to which the axis of MNLL is linear; beyond, logarithmic
 
@@ -23,12 +24,17 @@ def draw_gaps(records: Sequence[Record], path: Path) -> None:
     """Write MNLL by method, one panel per data set, as PNG and SVG."""
     datasets = [d for d in DATASETS if any(r["dataset"] == d for r in records)]
     methods = [m for m in ROWS if any(r["method"] == m for r in records)]
-    figure = Figure(figsize=(2.4 * len(datasets) + 1.5, 4.2), layout="constrained")
-    axes = figure.subplots(1, len(datasets), squeeze=False)[0]
-    for axis, dataset in zip(axes, datasets, strict=True):
+    columns = min(len(datasets), _PANELS)
+    rows = -(-len(datasets) // columns)
+    figure = Figure(figsize=(2.8 * columns + 1, 4 * rows), layout="constrained")
+    axes = figure.subplots(rows, columns, squeeze=False, sharex=True)
+    for axis in axes.flat[len(datasets) :]:
+        axis.set_visible(False)
+    for axis, dataset in zip(axes.flat, datasets, strict=False):
         _panel(axis, [r for r in records if r["dataset"] == dataset], methods)
         axis.set_title(dataset)
-    axes[0].set_ylabel("MNLL (nats), a dot per column")
+    for axis in axes[:, 0]:
+        axis.set_ylabel("MNLL (nats), a dot per column")
     save_figure(figure, path, formats=("png", "svg"))
 
 
