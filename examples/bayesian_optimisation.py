@@ -17,25 +17,23 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-warnings.filterwarnings("ignore", category=DeprecationWarning)  # of linear_operator, on import
+import torch
+from botorch import fit_gpytorch_mll
+from botorch.acquisition import qLogExpectedImprovement
+from botorch.exceptions import BotorchWarning
+from botorch.models import SingleTaskGP
+from botorch.models.model import Model
+from botorch.optim import optimize_acqf
+from botorch.test_functions import Branin, Hartmann
+from botorch.utils.sampling import draw_sobol_samples
+from gpytorch.mlls import ExactMarginalLogLikelihood
+from torch import Tensor, nn
 
-import torch  # noqa: E402
-from botorch import fit_gpytorch_mll  # noqa: E402
-from botorch.acquisition import qLogExpectedImprovement  # noqa: E402
-from botorch.exceptions import BotorchWarning  # noqa: E402
-from botorch.models import SingleTaskGP  # noqa: E402
-from botorch.models.model import Model  # noqa: E402
-from botorch.optim import optimize_acqf  # noqa: E402
-from botorch.test_functions import Branin, Hartmann  # noqa: E402
-from botorch.utils.sampling import draw_sobol_samples  # noqa: E402
-from gpytorch.mlls import ExactMarginalLogLikelihood  # noqa: E402
-from torch import Tensor, nn  # noqa: E402
-
-import whvi  # noqa: E402
-from whvi.botorch import FunctionModel  # noqa: E402
-from whvi.gp import RandomFeatureGP  # noqa: E402
-from whvi.likelihoods import Gaussian  # noqa: E402
-from whvi.plots import new_figure, save_figure  # noqa: E402
+import whvi
+from whvi.botorch import FunctionModel
+from whvi.gp import RandomFeatureGP
+from whvi.likelihoods import Gaussian
+from whvi.plots import new_figure, save_figure
 
 
 class Problem(NamedTuple):

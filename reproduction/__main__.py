@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import NoReturn
 
@@ -169,16 +169,45 @@ def _add_gaps(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(run=run)
 
 
-def _add_ood(parser: argparse.ArgumentParser) -> None:
-    _add_common(parser, quick="one seed, a few images, one epoch")
-    _add_grid(parser, methods=IMAGE_METHODS, data=(IMAGES,))
-    _add_data_dir(parser, kind="images")
+def _add_plain(
+    parser: argparse.ArgumentParser,
+    name: str,
+    reproduce: Callable[..., Path],
+    *,
+    quick: str,
+    grid: tuple[Collection[str], Collection[str]],
+    kind: str,
+) -> None:
+    """Add an experiment without options of its own; ``grid`` has its methods and data."""
+    _add_common(parser, quick=quick)
+    _add_grid(parser, methods=grid[0], data=grid[1])
+    _add_data_dir(parser, kind=kind)
 
     def run(options: argparse.Namespace) -> int:
-        folder = reproduce_ood(_options(options, "ood"), data_dir=options.data_dir)
+        folder = reproduce(_options(options, name), data_dir=options.data_dir)
         return _done(folder / "README.md")
 
     parser.set_defaults(run=run)
+
+
+def _add_ood(parser: argparse.ArgumentParser) -> None:
+    grid, quick = (IMAGE_METHODS, (IMAGES,)), "one seed, a few images, one epoch"
+    _add_plain(parser, "ood", reproduce_ood, quick=quick, grid=grid, kind="images")
+
+
+def _add_clinc(parser: argparse.ArgumentParser) -> None:
+    grid, quick = (CLINC_RUN, (CLINC,)), "a few queries, one epoch"
+    _add_plain(parser, "clinc", reproduce_clinc, quick=quick, grid=grid, kind="text")
+
+
+def _add_cifar(parser: argparse.ArgumentParser) -> None:
+    grid, quick = (CIFAR_METHODS, (CIFAR,)), "a few images, one epoch"
+    _add_plain(parser, "cifar", reproduce_cifar, quick=quick, grid=grid, kind="images")
+
+
+def _add_vae(parser: argparse.ArgumentParser) -> None:
+    grid, quick = (VAE_METHODS, VAE_DATA), "one seed, a few images, one epoch"
+    _add_plain(parser, "vae", reproduce_vae, quick=quick, grid=grid, kind="images")
 
 
 def _add_tables(parser: argparse.ArgumentParser) -> None:
@@ -198,30 +227,6 @@ def _add_tables(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(run=run)
 
 
-def _add_clinc(parser: argparse.ArgumentParser) -> None:
-    _add_common(parser, quick="a few queries, one epoch")
-    _add_grid(parser, methods=CLINC_RUN, data=(CLINC,))
-    _add_data_dir(parser, kind="text")
-
-    def run(options: argparse.Namespace) -> int:
-        folder = reproduce_clinc(_options(options, "clinc"), data_dir=options.data_dir)
-        return _done(folder / "README.md")
-
-    parser.set_defaults(run=run)
-
-
-def _add_cifar(parser: argparse.ArgumentParser) -> None:
-    _add_common(parser, quick="a few images, one epoch")
-    _add_grid(parser, methods=CIFAR_METHODS, data=(CIFAR,))
-    _add_data_dir(parser, kind="images")
-
-    def run(options: argparse.Namespace) -> int:
-        folder = reproduce_cifar(_options(options, "cifar"), data_dir=options.data_dir)
-        return _done(folder / "README.md")
-
-    parser.set_defaults(run=run)
-
-
 def _add_transforms(parser: argparse.ArgumentParser) -> None:
     _add_common(parser, quick="one split of a table and of an image task, hardly any training")
     _add_grid(parser, methods=VARIANTS, data=TRANSFORM_DATA)
@@ -233,18 +238,6 @@ def _add_transforms(parser: argparse.ArgumentParser) -> None:
         folder = reproduce_transforms(
             _options(options, "transforms"), splits=options.splits, data_dir=options.data_dir
         )
-        return _done(folder / "README.md")
-
-    parser.set_defaults(run=run)
-
-
-def _add_vae(parser: argparse.ArgumentParser) -> None:
-    _add_common(parser, quick="one seed, a few images, one epoch")
-    _add_grid(parser, methods=VAE_METHODS, data=VAE_DATA)
-    _add_data_dir(parser, kind="images")
-
-    def run(options: argparse.Namespace) -> int:
-        folder = reproduce_vae(_options(options, "vae"), data_dir=options.data_dir)
         return _done(folder / "README.md")
 
     parser.set_defaults(run=run)

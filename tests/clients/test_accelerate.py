@@ -11,7 +11,7 @@ from whvi import elbo
 from whvi.likelihoods import Gaussian
 
 accelerate = pytest.importorskip("accelerate", reason="accelerate is not installed: make clients")
-pytestmark = pytest.mark.filterwarnings("ignore")
+pytestmark = pytest.mark.filterwarnings("ignore")  # of accelerate and what it imports
 
 
 @pytest.mark.parametrize("precision", ["no", "bf16"])

@@ -16,7 +16,7 @@ from whvi.errors import ConfigError
 from whvi.likelihoods import Categorical
 
 pytest.importorskip("accelerate", reason="accelerate is not installed: make clients")
-pytestmark = pytest.mark.filterwarnings("ignore")
+pytestmark = pytest.mark.filterwarnings("ignore")  # of transformers and what it imports
 
 NUM_ROWS = 48
 SIZES = {"vocab_size": 20, "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}

@@ -19,7 +19,7 @@ from botorch.optim import optimize_acqf
 
 from whvi.botorch import FunctionModel
 
-pytestmark = pytest.mark.filterwarnings("ignore")
+pytestmark = pytest.mark.filterwarnings("ignore")  # of botorch and what it imports
 CUBE = torch.tensor([[0.0, 0.0], [1.0, 1.0]], dtype=torch.float64)
 
 

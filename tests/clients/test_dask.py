@@ -80,7 +80,7 @@ def test_a_worker_is_lost_in_the_middle(scheduler: str, tmp_path: Path) -> None:
     assert not [p for name in ("one", "two") for p in (tmp_path / name).rglob("*.jsonl")]
 
 
-@pytest.mark.filterwarnings("ignore")
+@pytest.mark.filterwarnings("ignore")  # of the sockets of distributed
 def test_a_cell_of_the_table_from_the_shell(
     scheduler: str,
     uci_root: str,

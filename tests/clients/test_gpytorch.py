@@ -9,7 +9,7 @@ from tests.clients.task import table
 from whvi import MeanWeights, WHVILinear, kl, sampling
 
 gpytorch = pytest.importorskip("gpytorch", reason="gpytorch is not installed: make clients")
-pytestmark = pytest.mark.filterwarnings("ignore")
+pytestmark = pytest.mark.filterwarnings("ignore")  # of gpytorch and what it imports
 
 
 class DeepKernel(gpytorch.models.ExactGP):

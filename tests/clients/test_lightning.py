@@ -14,7 +14,7 @@ from whvi import draw_functions, elbo
 from whvi.likelihoods import Gaussian
 
 lightning = pytest.importorskip("lightning", reason="lightning is not installed: make clients")
-pytestmark = pytest.mark.filterwarnings("ignore")
+pytestmark = pytest.mark.filterwarnings("ignore")  # of lightning and what it imports
 
 
 class Regression(lightning.LightningModule):

@@ -9,7 +9,7 @@ from torch import nn
 from whvi import WHVILinear, kl
 
 peft = pytest.importorskip("peft", reason="peft is not installed: make clients")
-pytestmark = pytest.mark.filterwarnings("ignore")
+pytestmark = pytest.mark.filterwarnings("ignore")  # of peft and what it imports
 
 
 class Net(nn.Module):

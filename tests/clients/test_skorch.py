@@ -13,7 +13,7 @@ from whvi import elbo
 from whvi.likelihoods import Gaussian
 
 skorch = pytest.importorskip("skorch", reason="skorch is not installed: make clients")
-pytestmark = pytest.mark.filterwarnings("ignore")
+pytestmark = pytest.mark.filterwarnings("ignore")  # of skorch and what it imports
 
 
 class Module(nn.Module):

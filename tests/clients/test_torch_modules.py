@@ -49,7 +49,7 @@ def test_a_transformer_layer_with_replaced_linears() -> None:
     assert layer.self_attn.out_proj.matrix.s1.grad is not None
 
 
-@pytest.mark.filterwarnings("ignore")
+@pytest.mark.filterwarnings("ignore")  # of torch: nested tensors
 def test_an_encoder_of_such_layers() -> None:
     model = nn.TransformerEncoder(encoder(), 2, enable_nested_tensor=False)
     f = draw_functions(model.eval(), torch.randn(4, 3, 8), num_draws=2)

@@ -14,7 +14,7 @@ from whvi import WHVILinear, draw_functions, elbo
 from whvi.likelihoods import Categorical
 
 pytest.importorskip("accelerate", reason="accelerate is not installed: make clients")
-pytestmark = pytest.mark.filterwarnings("ignore")
+pytestmark = pytest.mark.filterwarnings("ignore")  # of transformers and what it imports
 
 NUM_ROWS = 48
 

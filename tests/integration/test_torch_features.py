@@ -237,7 +237,7 @@ def test_compiled_layers_compute_the_same(name: str) -> None:
     assert not torch.equal(*values)
 
 
-@pytest.mark.filterwarnings("ignore")
+@pytest.mark.filterwarnings("ignore")  # of torch's compiler and export
 def test_compiled_network_trains() -> None:
     net, x = mlp(5, (16,), dtype=DTYPE), normal(8, 5)
     compiled = torch.compile(net, backend="aot_eager")
@@ -251,7 +251,7 @@ def test_compiled_network_trains() -> None:
         torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.filterwarnings("ignore")
+@pytest.mark.filterwarnings("ignore")  # of torch's compiler and export
 @pytest.mark.parametrize("name", ["whvi", "full", "column", "mean_field", "conv"])
 def test_export_of_the_mean_network(name: str) -> None:
     layer, x = make(name)

@@ -83,7 +83,7 @@ def test_wrappers_follow_what_they_wrap():
 
 def test_a_likelihood_without_curvature_is_named():
     class Odd(Likelihood):
-        log_prob = predictive = None  # type: ignore[assignment]
+        log_prob = predictive = None
 
     with pytest.raises(ConfigError, match="no curvature is known for the likelihood Odd"):
         curvature_root(Odd(1, ()), torch.zeros(2, 1))

@@ -54,7 +54,7 @@ def binary(*shape: int) -> Tensor:
 def small(layer: str = "whvi", **options: object) -> Vae:
     given = {"hidden": (8,), "num_latents": 2, "block_sizes": (4, 4), **options}
     torch.manual_seed(0)
-    return vae((PIXELS,), layer=layer, **given).to(DTYPE)  # type: ignore[arg-type]
+    return vae((PIXELS,), layer=layer, **given).to(DTYPE)
 
 
 @pytest.mark.parametrize("num_importance", [1, 7, 60, 500])
@@ -266,7 +266,7 @@ def test_pixels_out_of_range_are_refused_by_name() -> None:
 )
 def test_options_out_of_range_are_refused(options: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        small(**{"layer": "whvi", **options})  # type: ignore[arg-type]
+        small(**{"layer": "whvi", **options})
 
 
 def test_importance_samples_must_be_shared_out_evenly() -> None:

@@ -85,7 +85,7 @@ def test_laplace_is_the_closed_form_of_its_linear_model() -> None:
         warnings.simplefilter("ignore")
         fitted = METHODS["laplace"].fit([settings], x, y, seed=0)
         found = fitted.predict(x[:, :4], num_draws=1).unbind()[0]
-    (posterior,) = fitted._posteriors  # type: ignore[attr-defined]
+    (posterior,) = fitted._posteriors
     parameters = dict(posterior.model.named_parameters())
     jacobian = _jacobian(posterior.model, parameters, x[0])
     noise = float(posterior.sigma_noise) ** 2

@@ -35,7 +35,7 @@ def test_the_summary_has_mean_and_worst_column() -> None:
 
 
 def test_a_cell_with_fewer_columns_is_marked_and_never_bold() -> None:
-    page = markdown({"gaps": RECORDS, "literature": [], "few": []}, {})  # type: ignore[arg-type]
+    page = markdown({"gaps": RECORDS, "literature": [], "few": []}, {})
     assert "| yacht | 2 | **2.00 (3.00)** | 0.50 (0.50) [1] |" in page
     assert "| yacht | 1 | 7 | 205 | 103 | 3.00 |  |" in page
     assert "A quick run" not in page

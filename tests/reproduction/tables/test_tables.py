@@ -100,7 +100,7 @@ def test_scores_are_in_units_of_the_target() -> None:
 
 
 def test_a_fit_that_takes_too_long_and_one_that_fails() -> None:
-    def slow(tick):  # type: ignore[no-untyped-def]
+    def slow(tick):
         for _ in range(3):
             time.sleep(0.2)
             tick()
@@ -114,7 +114,7 @@ def test_a_fit_that_takes_too_long_and_one_that_fails() -> None:
     assert failed == {"outcome": "failed: ZeroDivisionError: division by zero"}
 
 
-def record(method: str, fold: int, outcome: str = "done", **values: float) -> dict:  # type: ignore[type-arg]
+def record(method: str, fold: int, outcome: str = "done", **values: float) -> dict:
     return {
         "method": method,
         "dataset": "small",
