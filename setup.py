@@ -32,6 +32,7 @@ kernel = Extension(
             "gaussian",
             "column",
             "reflections",
+            "hartley",
         )
     ],
     define_macros=[("Py_LIMITED_API", "0x030A0000")],

@@ -18,6 +18,8 @@
 
 #include "reflections.h"
 
+#include "hartley.h"
+
 #undef V
 #undef LOAD
 #undef STORE

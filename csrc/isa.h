@@ -47,7 +47,7 @@
    CAT(CAT(column_forward_task, type), ISA), CAT(CAT(column_backward_task, type), ISA), \
    CAT(CAT(column_reduce, type), ISA), CAT(CAT(spread_lanes, type), ISA),               \
    CAT(CAT(levels_task, type), ISA), CAT(CAT(levels_backward_task, type), ISA),         \
-   CAT(CAT(levels_scratch, type), ISA),                                                 \
+   CAT(CAT(levels_scratch, type), ISA), CAT(CAT(hartley_task, type), ISA),              \
    sizeof(c_type), 32768 / sizeof(c_type), VECTOR_BYTES}
 #define STRING_(x) #x
 #define STRING(x) STRING_(x)

@@ -80,6 +80,13 @@ typedef struct {
   int64_t chunk_rows, chunks;
 } Levels;
 
+/* Hartley transforms of rows down to bit-reversed order, or up from it; with `turns`, cosine ones. */
+typedef struct {
+  int64_t rows, size, up;
+  const void *x, *waves, *turns;
+  void *y;
+} Hartley;
+
 typedef struct {
   void (*rows)(const void *, void *, size_t, size_t, double, void *);
   void (*row_part)(const void *, void *, size_t, size_t, double);
@@ -100,6 +107,7 @@ typedef struct {
   void (*levels_task)(const Levels *, int64_t, void *);
   void (*levels_backward_task)(const Levels *, int64_t, void *);
   size_t (*levels_scratch)(const Levels *, int);
+  void (*hartley_task)(const Hartley *, int64_t, void *);
   size_t element_bytes, leaf, vector_bytes;
 } Routines;
 
@@ -657,6 +665,34 @@ static PyObject *py_butterfly_backward(PyObject *self, PyObject *const *args, Py
 }
 
 typedef struct {
+  const Hartley *rows;
+  void (*task)(const Hartley *, int64_t, void *);
+} HartleyTeam;
+
+static void hartley_task(void *context, int64_t task, void *scratch) {
+  const HartleyTeam *team = context;
+  team->task(team->rows, task, scratch);
+}
+
+/* hartley(element_bytes, threads, rows, size, up, x, waves, turns or 0, y); size is 8 or more */
+static PyObject *py_hartley(PyObject *self, PyObject *const *args, Py_ssize_t count) {
+  int64_t v[9];
+  (void)self;
+  if (read_integers(args, count, 9, v)) return NULL;
+  const Routines *f = routines(v[0]);
+  const Hartley a = {.rows = v[2], .size = v[3], .up = v[4], .x = POINTER(v[5]),
+                     .waves = POINTER(v[6]), .turns = POINTER(v[7]), .y = POINTER(v[8])};
+  const HartleyTeam team = {&a, f->hartley_task};
+  const int64_t lanes = (int64_t)(f->vector_bytes / f->element_bytes);
+  int status;
+  Py_BEGIN_ALLOW_THREADS;
+  status = run_tasks(hartley_task, (void *)&team, (a.rows + lanes - 1) / lanes,
+                     (size_t)a.size * f->vector_bytes, a.rows * a.size < SERIAL_ELEMENTS ? 1 : v[1]);
+  Py_END_ALLOW_THREADS;
+  return finish(status);
+}
+
+typedef struct {
   const Routines *f;
   uint64_t seed, first;
   int64_t total;
@@ -750,6 +786,7 @@ static PyMethodDef methods[] = {
     {"column_backward", FAST(py_column_backward), METH_FASTCALL, NULL},
     {"butterfly_forward", FAST(py_butterfly_forward), METH_FASTCALL, NULL},
     {"butterfly_backward", FAST(py_butterfly_backward), METH_FASTCALL, NULL},
+    {"hartley", FAST(py_hartley), METH_FASTCALL, NULL},
     {"normals", FAST(py_normals), METH_FASTCALL, NULL},
     {"words", FAST(py_words), METH_FASTCALL, NULL},
     {"instruction_set", py_instruction_set, METH_NOARGS, NULL},

@@ -195,11 +195,26 @@ def call_butterfly(rng: random.Random) -> None:
         check()
 
 
+def call_hartley(rng: random.Random) -> None:
+    dtype, rows, size = rng.choice(DTYPES), rng.randrange(1, 40), 1 << rng.randrange(4, 10)
+    # as in py_hartley of kernel.c: x, waves, turns, y
+    arrays = [guarded(rng, s, dtype) for s in [(rows, size), *[(size // 2, 2)] * 2, (rows, size)]]
+    for tensor, _ in arrays[:3]:
+        tensor.uniform_(-1, 1)
+    pointers = [tensor.data_ptr() for tensor, _ in arrays]
+    pointers[2] *= rng.random() < 0.5  # whether it is a cosine transform
+    up, threads = rng.randrange(2), torch.get_num_threads()
+    kernel.hartley(dtype.itemsize, threads, rows, size, up, *pointers)
+    for tensor, check in arrays:
+        assert tensor.isfinite().all()
+        check()
+
+
 def calls(num_calls: int, seed: int) -> None:
     rng = random.Random(seed)
     torch.manual_seed(seed)
-    others = [call_normals, call_words, call_kl, call_dense, call_column, call_butterfly]
-    functions = [call_fwht] * 3 + [call_product] * 4 + others
+    functions = [call_fwht] * 3 + [call_product] * 4 + [call_normals, call_words, call_kl]
+    functions += [call_dense, call_column, call_butterfly, call_hartley]
     for index in range(num_calls):
         if index % 500 == 0:
             torch.set_num_threads(1 + index // 500 % 2)

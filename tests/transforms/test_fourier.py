@@ -13,7 +13,7 @@ from torch import Tensor
 
 from whvi.transforms.fourier import Circulant, Dct, FourierMixing, Hartley
 
-SIZES = [1, 2, 3, 4, 5, 6, 7, 8, 12, 13, 31, 64, 100]
+SIZES = [1, 2, 3, 4, 5, 6, 7, 8, 12, 13, 16, 31, 64, 100, 128]
 EPS = torch.finfo(torch.float64).eps
 KINDS = [Dct, Hartley, Circulant]
 sizes = pytest.mark.parametrize("size", SIZES)
@@ -93,7 +93,7 @@ def test_factors_add_up_to_the_mixing(kind: type[FourierMixing], size: int) -> N
     close(total, mixing.mix(v, g), size)
 
 
-@pytest.mark.parametrize("size", [1, 2, 5, 8])
+@pytest.mark.parametrize("size", [1, 2, 5, 8, 16])
 @pytest.mark.parametrize("shapes", [((3,), ()), ((), (3,)), ((2, 1), (3,)), ((2, 3), (2, 3))])
 @kinds
 def test_gradients(

@@ -8,7 +8,8 @@ the real and imaginary parts of ``w F`` are coefficients ``k`` and ``D − k`` o
 
 the latter for rows in the order ``…, 3, 1, 0, 2, 4, …`` (Makhoul, 1980). So one real FFT of length
 ``D`` is a transform, and its inverse is ``x = irfft(w̄ (w F) / 2)``. In ``M(g) = T diag(g) Tᵀ`` the
-order of what ``g`` multiplies does not matter, which saves reordering the rows.
+order of what ``g`` multiplies does not matter, which saves reordering the rows. Rows of ``2^k``
+entries have a kernel of their own, :mod:`whvi._kernel.hartley`.
 
 A circulant matrix is ``C = F* diag(ĉ) F``, ``C[i, j] = c[(i − j) mod D]``. Here ``g`` is its
 spectrum in the real Fourier basis: ``ĉ_0 = g_0``, ``ĉ_k = (g_{2k−1} + i g_{2k}) / √2``, and
@@ -19,6 +20,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, NamedTuple, final
 
@@ -31,6 +33,7 @@ from whvi._kernel.backend import (
     is_tracing,
     is_transformed,
 )
+from whvi._kernel.hartley import hartley_levels, hartley_takes
 from whvi.transforms.mixing import Factors, Mixing
 
 _HALF_TYPES = (torch.float16, torch.bfloat16)
@@ -153,6 +156,15 @@ class _Mix(torch.autograd.Function):
 _apply: Any = super(torch.autograd.Function, _Mix).apply
 
 
+class _Steps(NamedTuple):
+    """The two halves of a mixing and the order of entries between them."""
+
+    enter: Callable[[Tensor], Tensor]
+    leave: Callable[[Tensor], Tensor]
+    order: Tensor  # which entry stands where
+    place: Tensor  # where each entry stands
+
+
 class _Symmetric(FourierMixing):
     """``M(g) v = leave(hidden(g) * enter(v))``; ``hidden`` is the order of entries inside."""
 
@@ -176,19 +188,28 @@ class _Symmetric(FourierMixing):
     def _orders(self, like: Tensor) -> tuple[Tensor, Tensor]:
         """Return which entry stands where, and where each entry stands."""
 
+    def _steps(self, *tensors: Tensor) -> _Steps:
+        like = tensors[0]
+        if hartley_takes(self.size, *tensors) and not _is_watched(*tensors):
+            levels = hartley_levels(self.size, like.dtype, is_dct=self.name == "dct")
+            return _Steps(levels.down, levels.up, levels.order, levels.place)
+        return _Steps(self._enter, self._leave, *self._orders(like))
+
     def run(self, v: Tensor, g: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """Return ``M(g) v`` and what :meth:`gradients` needs."""
-        gains, u = _select(g, self._orders(v)[0]), self._enter(v)
-        return self._leave(gains * u), (gains, u)
+        steps = self._steps(v, g)
+        gains, u = _select(g, steps.order), steps.enter(v)
+        return steps.leave(gains * u), (gains, u)
 
     def gradients(
         self, kept: tuple[Tensor, Tensor], grad: Tensor, g_shape: torch.Size
     ) -> tuple[Tensor, Tensor]:
         """Return the gradients of ``v`` and ``g``."""
         gains, u = kept
-        back = self._enter(grad)
+        steps = self._steps(u, gains)
+        back = steps.enter(grad)
         to_gains = (back * u).sum_to_size(*g_shape[:-1], u.shape[-1])
-        return self._leave(back.mul_(gains)), _select(to_gains, self._orders(u)[1])
+        return steps.leave(back.mul_(gains)), _select(to_gains, steps.place)
 
     def factors(self, v: Tensor) -> Factors:
         """See :meth:`Mixing.factors`."""
