@@ -170,14 +170,12 @@ def test_rows_are_explained():
     heads = re.findall("<h3>(.*?)</h3>", why)
     assert [head.split(": ")[1] for head in heads][:2] == ["an ordinary one", "the least expected"]
     assert heads[1].startswith("Row 17")
-    assert "true is 1,000" in why
+    assert "true value: 1,000." in why
     assert "3 other columns" in why
-    base, cells = (
-        re.search("On average ([-.0-9]+) is", why)[1],
-        re.findall("<td.*?>(.*?)</td>", why),
-    )
+    base = re.search("of this table: ([-.0-9]+);", why)[1]
+    cells = re.findall("<td.*?>(.*?)</td>", why)
     moves = [float(cell.replace("−", "-")) for cell in cells[2:36:4]]  # of the first row
-    predicted = re.search("([-.0-9]+) is predicted", why)[1]
+    predicted = re.search("Predicted c3: ([-.0-9]+);", why)[1]
     assert float(base) + sum(moves) == pytest.approx(float(predicted), abs=0.01)
 
 

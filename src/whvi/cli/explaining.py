@@ -21,7 +21,7 @@ from whvi.cli.commands import (
 )
 from whvi.errors import ConfigError
 from whvi.tabular import load_model
-from whvi.tabular.explaining import contributions, importances
+from whvi.tabular.explaining import Contributions, contributions, importances
 from whvi.tabular.formats import check_format
 from whvi.tabular.modelfile import load_predictor
 
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from whvi.tabular.inputs import TableSchema
     from whvi.tabular.reading import Table
 
+_LINE = ("prediction", "base", "column", "value", "contribution", "std")
 _MOST_ROWS = 1000  # on which columns are permuted: more take long and say little more
 
 
@@ -84,13 +85,18 @@ def explain_rows(
         mean, std = (part[np.arange(len(x)), :, best] for part in (mean, std))
     else:
         base = np.full(len(x), found.base)
+    found = found._replace(mean=mean, std=std, base=base)
     cells = table.original(list(found.columns)).to_numpy(dtype=object)
     parts = []
     for k, line in enumerate(x.index):
-        order = np.argsort(-np.abs(mean[k]), kind="stable")
         about = {x.index.name or "row": line} | ({} if labels is None else {"label": labels[k]})
-        about |= {"prediction": base[k] + mean[k].sum(), "base": base[k]}
-        each = {"column": np.array(found.columns, dtype=object)[order], "value": cells[k, order]}
-        each |= {"contribution": mean[k, order], "std": std[k, order]}
-        parts.append(pd.DataFrame({**dict.fromkeys(about), **each}).assign(**about))
+        parts.append(_lines(found, k, cells[k]).assign(**about)[[*about, *_LINE]])
     write_table(output, pd.concat(parts, ignore_index=True))
+
+
+def _lines(found: Contributions, row: int, cells: np.ndarray) -> pd.DataFrame:
+    """Return what a row's columns contribute, the strongest first."""
+    mean, base = found.mean[row], found.base[row]
+    parts = (base + mean.sum(), base, found.columns, cells, mean, found.std[row])
+    lines = pd.DataFrame(dict(zip(_LINE, parts, strict=True)))
+    return lines.iloc[np.argsort(-np.abs(mean), kind="stable")]

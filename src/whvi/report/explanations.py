@@ -35,9 +35,9 @@ def importance_table(model: Any, x: pd.DataFrame, y: np.ndarray) -> tuple[Table,
     found = importances(model, x.iloc[rows], y[rows], num_repeats=_REPEATS)
     shown = found[:MOST_COLUMNS]
     text = (
-        f"The {len(shown)} most important of {count(len(found), 'column')}: how many nats per row "
-        f"the predictions lose when the values of the column change places between rows. From "
-        f"{count(len(rows), 'row')} of this table, with standard errors."
+        f"The {len(shown)} most important of {count(len(found), 'column')}: how much worse "
+        f"predictions get, in nats per row, when the values of the column change places between "
+        f"rows; with standard errors, from {count(len(rows), 'row')} of this table."
     )
     cells: list[tuple[str, ...]] = [
         (name, number(gain), f"± {number(error)}") for name, gain, error in shown.to_numpy()
@@ -65,21 +65,19 @@ def row_tables(
     tables = []
     for k, (row, what) in enumerate(chosen.items()):
         mean, std, base = found.mean[k], found.std[k], found.base
-        predicted = f"{number(predictive.mean[row].item())} is predicted" if not is_label else ""
         if is_label:
             label = int(predictive.probs[row].argmax())
             mean, std, base = mean[:, label], std[:, label], base[label]
-            chance = number(predictive.probs[row, label].item())
-            predicted = f"{model.classes_[label]} is predicted with probability {chance}"
-        cells = [_shown(x.iloc[row, j]) for j in range(len(mean))]
-        tables.append(
-            Table(
-                f"{place(x.iloc[:, 0], row).capitalize()}: {what}",
-                f"{predicted}, and true is {_shown(true[row])}. On average {number(float(base))} "
-                f"is predicted here; columns move it from there by:",
-                _lines(found.columns, cells, mean, std),
-            )
+            name, value = f"P({model.classes_[label]})", predictive.probs[row, label]
+        else:
+            name, value = model.target_name_, predictive.mean[row]
+        text = (
+            f"Predicted {name}: {number(value.item())}; mean prediction of this table: "
+            f"{number(float(base))}; true value: {_shown(true[row])}."
         )
+        cells = [_shown(x.iloc[row, j]) for j in range(len(mean))]
+        title = f"{place(x.iloc[:, 0], row).capitalize()}: {what}"
+        tables.append(Table(title, text, _lines(found.columns, cells, mean, std)))
     return tables
 
 

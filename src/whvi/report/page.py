@@ -211,6 +211,8 @@ def model_card(model: Any) -> list[tuple[str, str]]:
         ("seconds", number(round(float(training["seconds"]), 1))),
         ("MNLL on held-out rows", nats(training["validation_mnll"])),
     ]
+    if model.conformal_scores_ is not None:
+        card.append(("rows for conformal intervals", number(len(model.conformal_scores_))))
     far = model._predictor.linearized
     how = "weight draws only"
     if far is not None:
