@@ -146,10 +146,9 @@ def test_their_uncertainty_is_that_of_the_draws():
     np.testing.assert_allclose(found.std, [[difference.std(correction=0), 0, 0, 0]], atol=1e-12)
 
 
+@pytest.mark.parametrize("regressor", ["gaussian", "student_t"], indirect=True)
 def test_far_from_the_training_rows_they_are_uncertain(regressor):
     """Nearly all that is uncertain there is what the column that is far contributes."""
-    if regressor.likelihood_ in ("poisson", "heteroscedastic"):
-        pytest.skip("such a short fit does not tell near rows from far ones")
     found = contributions(regressor, FAR, mixed_table(20)[0])
     epistemic = regressor.predict_dist(FAR).epistemic.numpy()
     far = regressor.far_share(FAR) > 0.99
