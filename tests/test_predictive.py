@@ -543,3 +543,13 @@ def test_the_distribution_has_the_weights(generator: torch.Generator) -> None:
     view = mixed.as_distribution()
     torch.testing.assert_close(view.log_prob(y), mixed.log_prob(y))
     torch.testing.assert_close(view.mean, mixed.mean)
+
+
+def test_component_means_average_to_the_mean():
+    logits = torch.randn(4, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    counts = Predictive.poisson(logits.exp())
+    torch.testing.assert_close(counts.component_means(), logits.exp())
+    torch.testing.assert_close(counts.component_means().mean(0), counts.mean)
+    labels = Predictive.bernoulli(logits)
+    assert labels.component_means().shape == (4, 3, 2)
+    torch.testing.assert_close(labels.component_means().mean(0), labels.probs)

@@ -19,6 +19,7 @@ import pandas as pd
 from PIL import Image
 
 from whvi.report import build_report
+from whvi.report.explanations import Table
 from whvi.report.page import render
 from whvi.report.pictures import Picture
 from whvi.tabular import WHVIClassifier, WHVIRegressor
@@ -107,7 +108,8 @@ def test_the_page_says_what_it_should(page):
 def test_every_text_is_escaped():
     """A hostile text in every place that the template fills."""
     drawn = [Picture(HOSTILE, "<svg></svg>", HOSTILE)]
-    names = ("title", "source", "version", "shown")
+    names = ("title", "source", "version")
+    told = Table(HOSTILE, HOSTILE, [(HOSTILE, HOSTILE)])
     lists = ("warnings", "sentences")
     tables = ("tiles", "scores", "columns", "card")
     page = render(
@@ -115,6 +117,8 @@ def test_every_text_is_escaped():
         **{name: [HOSTILE] for name in lists},
         **{name: [(HOSTILE, HOSTILE)] for name in tables},
         **dict.fromkeys(("pictures", "effects", "training"), drawn),
+        importance=told,
+        rows=[told],
     )
     reader = Reader()
     reader.feed(page)
@@ -130,7 +134,7 @@ def titles(page):
     return re.findall(r"Effect of [a-z0-9]+", page)
 
 
-def test_the_strongest_effects_are_shown_wherever_their_column_stands():
+def test_the_most_important_columns_are_shown_wherever_they_stand():
     rng = np.random.default_rng(0)
     x = pd.DataFrame(rng.normal(size=(80, 15)), columns=[f"c{k}" for k in range(15)])
     x["empty"], x["c3"] = np.nan, x["c3"].where(rng.random(80) > 0.2)
@@ -138,7 +142,10 @@ def test_the_strongest_effects_are_shown_wherever_their_column_stands():
     page = build_report(model.fit(x, 5 * x["c14"]), x, 5 * x["c14"])
     assert titles(page)[0] == "Effect of c14"
     assert len(set(titles(page))) == 12
-    assert "The 12 strongest effects of 16 columns" in page
+    assert "The 12 most important of 16 columns" in page
+    table = page[page.index("Importance of the columns") : page.index("Effect of")]
+    assert table.count("<tr>") == 1 + 12
+    assert re.search("<td>(.*?)</td>", table)[1] == "c14"
 
 
 def test_every_class_has_effects():
@@ -146,7 +153,30 @@ def test_every_class_has_effects():
     x = pd.DataFrame(rng.normal(size=(90, 2)), columns=["a", "b"])
     y = pd.Series(np.digitize(x["a"], [-0.5, 0.5])).map({0: "low", 1: "mid", 2: "high"})
     page = build_report(WHVIClassifier(**QUICK).fit(x, y), x, y)
-    assert "The 6 strongest effects" in page  # two columns on three classes
+    shown = re.findall("<h3>Effect of (.)</h3>", page)
+    assert len(shown) == 6  # two columns on three classes
+    assert shown[0] == "a"
+
+
+def test_rows_are_explained():
+    rng = np.random.default_rng(0)
+    x = pd.DataFrame(rng.normal(size=(80, 10)), columns=[f"c{k}" for k in range(10)])
+    x["town"] = rng.choice(["Oslo", "Rome"], size=80)
+    y = 5 * x["c3"]
+    y[17] = 1000.0
+    model = WHVIRegressor(likelihood="gaussian", **QUICK).fit(x.drop(index=17), y.drop(index=17))
+    page = build_report(model, x, y)
+    why = page[page.index("Why some rows") : page.index("<h2>Data")]
+    heads = re.findall("<h3>(.*?)</h3>", why)
+    assert [head.split(": ")[1] for head in heads][:2] == ["an ordinary one", "the least expected"]
+    assert heads[1].startswith("Row 17")
+    assert "true value: 1,000." in why
+    assert "3 other columns" in why
+    base = re.search("of this table: ([-.0-9]+);", why)[1]
+    cells = re.findall("<td.*?>(.*?)</td>", why)
+    moves = [float(cell.replace("−", "-")) for cell in cells[2:36:4]]  # of the first row
+    predicted = re.search("Predicted c3: ([-.0-9]+);", why)[1]
+    assert float(base) + sum(moves) == pytest.approx(float(predicted), abs=0.01)
 
 
 def test_hostile_names_of_table_target_and_classes():

@@ -206,6 +206,49 @@ def report(
 
 
 @app.command()
+def importance(
+    model: ModelFile,
+    table: TableFile,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+    separator: Separator = None,
+    decimal: DecimalMark = ".",
+    encoding: Encoding = "utf-8",
+    thousands: Thousands = None,
+    na_values: NaValues = None,
+) -> None:
+    """Tell which columns matter: how much worse predictions are when their values are shuffled."""
+    from whvi.cli.commands import TableOptions
+    from whvi.cli.explaining import print_importances
+
+    options = TableOptions(separator, decimal, encoding, thousands, (*(na_values or ()),), quiet)
+    print_importances(model, table, options, as_json=as_json)
+
+
+@app.command()
+def explain(
+    model: ModelFile,
+    table: TableFile,
+    background: Annotated[
+        str, typer.Option("--background", help="Rows to compare with, such as the training table.")
+    ],
+    output: Annotated[str, typer.Option("--output", "-o", help="As of 'predict'.")] = "-",
+    quiet: Quiet = False,
+    separator: Separator = None,
+    decimal: DecimalMark = ".",
+    encoding: Encoding = "utf-8",
+    thousands: Thousands = None,
+    na_values: NaValues = None,
+) -> None:
+    """Tell why rows are predicted as they are: what each column contributes, and how surely."""
+    from whvi.cli.commands import TableOptions
+    from whvi.cli.explaining import explain_rows
+
+    options = TableOptions(separator, decimal, encoding, thousands, (*(na_values or ()),), quiet)
+    explain_rows(model, table, background, output, options)
+
+
+@app.command()
 def export(
     model: ModelFile,
     output: Annotated[str, typer.Option("--output", "-o", help="ONNX file to write.")],

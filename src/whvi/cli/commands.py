@@ -282,7 +282,7 @@ def predict_table(
     if not all(np.isfinite(each).all() for each in found[classes is not None :]):
         raise DataError("the model predicts values that are not finite; it is not usable")
     predictions = pd.DataFrame(dict(zip(names, found, strict=True)), index=table.index)
-    _write(output, pd.concat([table.original(keep), predictions], axis=1))
+    write_table(output, pd.concat([table.original(keep), predictions], axis=1))
 
 
 def _moments(predictor: Predictor, x: pd.DataFrame, level: float) -> list[np.ndarray]:
@@ -385,7 +385,8 @@ def open_output(output: str) -> Iterator[IO[Any]]:
         yield stream
 
 
-def _write(output: str, table: pd.DataFrame) -> None:
+def write_table(output: str, table: pd.DataFrame) -> None:
+    """Write a table in the format that the name of the output says."""
     cells = table.rename(columns=harmless)
     for k in [k for k, dtype in enumerate(cells.dtypes) if dtype.kind == "O"]:
         cells.isetitem(k, cells.iloc[:, k].map(harmless))

@@ -213,8 +213,7 @@ class Predictive:
         weights = None
         if any(p.weights is not None for p in parts):
             weights = torch.cat([p._weights() for p in parts], dim=axis + 1)
-        family = type(parts[0]._components)
-        return Predictive(family(*joined), batch_dims=axis, weights=weights)
+        return Predictive(type(parts[0]._components)(*joined), batch_dims=axis, weights=weights)
 
     # Moments -------------------------------------------------------------------------------
 
@@ -349,6 +348,11 @@ class Predictive:
             return None
         loc, scale = self._components.parameters[:2]
         return loc, scale
+
+    def component_means(self) -> Tensor:
+        """Return the mean of every component, ``(*batch_shape, S, N[, O])``; of labels, probs."""
+        parts = self._components
+        return parts.class_probs() if isinstance(parts, Bernoulli | Categorical) else parts.mean()
 
     @property
     def discrete(self) -> bool:

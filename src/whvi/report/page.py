@@ -11,7 +11,7 @@ from torch import Tensor
 import whvi
 from whvi.errors import ConfigError
 from whvi.predictive import Predictive
-from whvi.report import pictures, words
+from whvi.report import explanations, pictures, words
 from whvi.report.scores import label_numbers, score_labels, score_regression
 from whvi.report.words import count, level, listed, number, share
 
@@ -38,9 +38,11 @@ def build_report(
     """
     predictive, far = model.predict_dist(x), model.far_share(x)
     if hasattr(model, "classes_"):
-        judged = _judge_labels(predictive, label_numbers(model.classes_, y), model.classes_)
+        values = label_numbers(model.classes_, y)
+        judged, true = _judge_labels(predictive, values, model.classes_), model.classes_[values]
     elif model.n_outputs_ == 1:
-        values = torch.from_numpy(np.array(y, dtype=float))
+        true = np.array(y, dtype=float)
+        values = torch.from_numpy(true)
         judged = _judge_regression(predictive, values, main_level)
     else:
         raise ConfigError(
@@ -48,13 +50,14 @@ def build_report(
             f"model per target"
         )
     columns = model.schema_.columns
+    importance, names = explanations.importance_table(model, x, true)
     return render(
         title=f"How well is {model.target_name_} predicted?",
         source=f"{source}: {count(len(x), 'row')}, {count(len(columns), 'column')}",
         warnings=[*data_warnings(model.schema_, x), *far_warnings(far)],
-        effects=(effects := pictures.effect_pictures(model, x)),
-        shown=f"The {count(len(effects), 'strongest effect')} of {count(len(columns), 'column')}: "
-        "how far the mean prediction moves when only that column varies.",
+        importance=importance,
+        effects=pictures.effect_pictures(model, x, names),
+        rows=explanations.row_tables(model, x, predictive, values, true),
         columns=[_describe(column, x[column.name]) for column in columns],
         card=model_card(model),
         training=pictures.training_pictures(model.history_, model.model_),
@@ -208,6 +211,8 @@ def model_card(model: Any) -> list[tuple[str, str]]:
         ("seconds", number(round(float(training["seconds"]), 1))),
         ("MNLL on held-out rows", nats(training["validation_mnll"])),
     ]
+    if model.conformal_scores_ is not None:
+        card.append(("rows for conformal intervals", number(len(model.conformal_scores_))))
     far = model._predictor.linearized
     how = "weight draws only"
     if far is not None:

@@ -15,6 +15,7 @@ from whvi import plots
 from whvi.layers.linear import RandomLinear
 from whvi.plots.figures import shortened, with_margin
 from whvi.predictive import Predictive
+from whvi.report.explanations import MOST_COLUMNS, spread_rows
 from whvi.report.scores import pit_values
 from whvi.report.words import number
 from whvi.training.history import History
@@ -33,7 +34,7 @@ _PAGE_STYLE: dict[Any, Any] = {
     "text.parse_math": False,  # a dollar sign in a name is a dollar sign
 }
 _WIDTH, _HEIGHT = 4.6, 3.7  # inches
-_MOST_EFFECTS, _EFFECT_VALUES, _EFFECT_ROWS, _MOST_CATEGORIES = 12, 11, 50, 8
+_EFFECT_VALUES, _EFFECT_ROWS, _MOST_CATEGORIES = 11, 50, 8
 _COVARIANCE_SIDE, _COVARIANCE_DRAWS = 8, 400
 
 
@@ -113,41 +114,35 @@ def label_pictures(predictive: Predictive, labels: Tensor, names: Sequence[str])
     ]
 
 
-def effect_pictures(model: Any, x: pd.DataFrame) -> list[Picture]:
-    """Plot the strongest effects of columns, of all and on every class, on common vertical axes."""
-    sample = x.iloc[np.unique(np.linspace(0, len(x) - 1, _EFFECT_ROWS).astype(int))]
-    predicted = {}
-    for column in model.schema_.columns:
-        name, values = column.name, _effect_values(column, x[column.name])
-        if len(values) > 1:
-            predicted[name] = {v: model.predict_dist(_with(sample, name, v)) for v in values}
+def effect_pictures(model: Any, x: pd.DataFrame, names: Sequence[str]) -> list[Picture]:
+    """Plot the effects of columns, the first of ``names``, on every class, on common axes."""
     classes = getattr(model, "classes_", None)
-    if not predicted or classes is None:
-        return _strongest(predicted, x, None, model.target_name_, _MOST_EFFECTS)
-    shown = range(len(classes)) if len(classes) > 2 else [len(classes) - 1]  # P(other) = 1 - P
-    most = max(1, _MOST_EFFECTS // len(shown))
-    targets = [(label, f"P({classes[label]})") for label in shown]
-    return [p for target in targets for p in _strongest(predicted, x, *target, most)]
+    targets: list[tuple[int | None, str]] = [(None, model.target_name_)]
+    if classes is not None:
+        labels = range(len(classes)) if len(classes) > 2 else [len(classes) - 1]  # P(other) = 1 - P
+        targets = [(label, f"P({classes[label]})") for label in labels]
+    sample = x.iloc[spread_rows(len(x), _EFFECT_ROWS)]
+    kinds = {column.name: column for column in model.schema_.columns}
+    predicted: dict[str, dict[Any, Predictive]] = {}
+    for name in names:
+        values = _effect_values(kinds[name], x[name])
+        if len(values) > 1 and len(predicted) < max(1, MOST_COLUMNS // len(targets)):
+            predicted[name] = {v: model.predict_dist(_with(sample, name, v)) for v in values}
+    return [picture for target in targets for picture in _effects_on(*target, predicted, x)]
 
 
-def _strongest(
-    predicted: dict[str, dict[Any, Predictive]],
-    x: pd.DataFrame,
-    label: int | None,
-    target: str,
-    most: int,
+def _effects_on(
+    label: int | None, target: str, predicted: dict[str, dict[Any, Predictive]], x: pd.DataFrame
 ) -> list[Picture]:
     effects = {
         name: plots.feature_effect(each.__getitem__, list(each), label=label)
         for name, each in predicted.items()
     }
-    strongest = sorted(effects, key=lambda name: -_strength(effects[name]))[:most]
-    shown = [effects[name] for name in strongest]
-    if not shown:
+    if not effects:
         return []
-    curves = [curve for each in shown for curve in (each.mean, *(each.band or ()))]
+    curves = [curve for each in effects.values() for curve in (each.mean, *(each.band or ()))]
     ends = with_margin(torch.cat(curves), 0.05)
-    return [_effect_picture(effects[name], x[name], target, ends) for name in strongest]
+    return [_effect_picture(effect, x[name], target, ends) for name, effect in effects.items()]
 
 
 def _with(table: pd.DataFrame, name: str, value: Any) -> pd.DataFrame:
@@ -155,10 +150,6 @@ def _with(table: pd.DataFrame, name: str, value: Any) -> pd.DataFrame:
     changed = table.copy()
     changed[name] = value
     return changed
-
-
-def _strength(effect: plots.Effect) -> float:
-    return (effect.mean.max() - effect.mean.min()).item()
 
 
 def _effect_values(column: Any, series: pd.Series) -> list[Any]:
@@ -183,7 +174,7 @@ def _effect_picture(
         ax.set(ylabel=shortened(target, 30), ylim=ends)
 
     band = " The band is the uncertainty about the model." if effect.band is not None else ""
-    strength = number(_strength(effect))
+    strength = number((effect.mean.max() - effect.mean.min()).item())
     caption = f"The mean prediction when only this column varies; it changes by {strength}.{band}"
     return replace(_draw(f"Effect of {name}", draw), caption=caption)
 

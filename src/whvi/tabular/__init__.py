@@ -15,12 +15,21 @@ except ImportError as error:
     ) from error
 
 from whvi.tabular.classifier import WHVIClassifier
+from whvi.tabular.explaining import contributions, importances
 from whvi.tabular.fastfood import FastfoodFeatures
 from whvi.tabular.gp import WHVIGPRegressor
 from whvi.tabular.modelfile import read_model_file
 from whvi.tabular.regressor import WHVIRegressor
 
-__all__ = ["FastfoodFeatures", "WHVIClassifier", "WHVIGPRegressor", "WHVIRegressor", "load_model"]
+__all__ = [
+    "FastfoodFeatures",
+    "WHVIClassifier",
+    "WHVIGPRegressor",
+    "WHVIRegressor",
+    "contributions",
+    "importances",
+    "load_model",
+]
 
 
 def load_model(

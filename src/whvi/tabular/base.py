@@ -26,6 +26,7 @@ from whvi._files import conform
 from whvi.errors import ConfigError, DataError, ModelFileError
 from whvi.predictive import Predictive
 from whvi.tabular.calibration import Candidate, CountUnit, Trials, choose
+from whvi.tabular.conformal import ConformalModel, from_tensors, set_apart, to_tensors
 from whvi.tabular.extrapolation import linearized
 from whvi.tabular.inputs import Kind, TableSchema
 from whvi.tabular.modelfile import (
@@ -93,7 +94,7 @@ class Targets(NamedTuple):
 
 
 @dataclass(eq=False, repr=False)
-class WHVIEstimator(SavedModel, BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
+class WHVIEstimator(ConformalModel, SavedModel, BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
     """A Bayesian ensemble behind scikit-learn's interface; see its two subclasses."""
 
     hidden_layer_sizes: int | Sequence[int] | None = None
@@ -103,6 +104,7 @@ class WHVIEstimator(SavedModel, BaseEstimator):  # type: ignore[misc]  # scikit-
     max_iter: int | None = None
     beta: float | None = None
     validation_fraction: float | None = None
+    conformal_fraction: float = 0.0
     num_draws: int = 64
     linearize: bool = True
     random_state: Any = None
@@ -140,14 +142,17 @@ class WHVIEstimator(SavedModel, BaseEstimator):  # type: ignore[misc]  # scikit-
         keep_freed_memory()
         self._check_options()
         table, named = self._table(X, reset=True)
+        seed = int(check_random_state(self.random_state).randint(2**31 - 1))
         targets = self._targets(y, len(table))
+        table, y, apart = set_apart(table, y, self.conformal_fraction, seed)
+        if apart is not None:  # which nothing that follows has seen
+            targets = self._targets(y, len(table))
         schema = TableSchema.learn(
             table,
             named=named,
             target_names=targets.names,
             target_kind=targets.kind,
         )
-        seed = int(check_random_state(self.random_state).randint(2**31 - 1))
         schema, encoded = learn_effects(schema, table, targets.memberships(), seed)
         plan = plan_for(
             len(table),
@@ -178,6 +183,8 @@ class WHVIEstimator(SavedModel, BaseEstimator):  # type: ignore[misc]  # scikit-
             "validation_mnll": _json(best.mnll),
             "seconds": time.perf_counter() - start,
         }
+        if apart is not None:
+            self._set_conformal_scores(*apart)
         return self
 
     def _best_candidate(
@@ -216,6 +223,7 @@ class WHVIEstimator(SavedModel, BaseEstimator):  # type: ignore[misc]  # scikit-
         self.target_name_ = predictor.schema.target_names[0]
         self.likelihood_ = predictor.architecture.likelihood
         self.history_, self.n_iter_ = history, history.step[-1]
+        self.conformal_scores_ = None  # those of other networks say nothing about these
         if predictor.classes is not None:
             self.classes_ = predictor.classes
         else:
@@ -278,13 +286,14 @@ class WHVIEstimator(SavedModel, BaseEstimator):  # type: ignore[misc]  # scikit-
         tensors = {f"model.{name}": value for name, value in self.model_.state_dict().items()}
         training = {name.rstrip("_"): getattr(self, name) for name in _SUMMARIES}
         training["history"] = asdict(self.history_)
+        tensors |= to_tensors(self.conformal_scores_)
         own = content_of(self._predictor)
         return ModelFile({**tensors, **own.tensors}, {**own.document, "training": training})
 
     def _restore(self, content: ModelFile) -> None:
         predictor = predictor_of(content)
         others = {name.split(".")[0] for name in content.tensors}
-        others -= {"model", "functions", "linearized", "likelihood", "inputs"}
+        others -= {"model", "functions", "linearized", "likelihood", "inputs", "conformal"}
         if others:
             raise ModelFileError(f"unknown tensors: {sorted(others)[:3]}")
         with torch.device("meta"):
@@ -297,6 +306,8 @@ class WHVIEstimator(SavedModel, BaseEstimator):  # type: ignore[misc]  # scikit-
         for attribute in _SUMMARIES:
             setattr(self, attribute, training[attribute.rstrip("_")])
         self._adopt(predictor, model, History(**training["history"]))
+        num_scores = 1 if predictor.classes is not None else predictor.architecture.num_outputs
+        self.conformal_scores_ = from_tensors(content.tensors, num_scores)
         self.n_features_in_ = len(columns)
         if predictor.schema.named:
             self.feature_names_in_ = np.array([c.name for c in columns], dtype=object)

@@ -5,13 +5,15 @@ from __future__ import annotations
 from typing import Any, final
 
 import numpy as np
+import pandas as pd
 import torch
 from numpy.typing import NDArray
 from sklearn.base import ClassifierMixin
 from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import column_or_1d
+from sklearn.utils.validation import check_is_fitted, column_or_1d
 
 from whvi.errors import DataError
+from whvi.tabular import conformal
 from whvi.tabular.base import Targets, WHVIEstimator, check_rows, target_names
 from whvi.tabular.inputs import Kind
 
@@ -46,6 +48,26 @@ class WHVIClassifier(ClassifierMixin, WHVIEstimator):  # type: ignore[misc]  # n
         if len(self.classes_) == 1:
             return np.ones((len(found), 1))
         return found
+
+    def _scores(self, table: pd.DataFrame, y: Any) -> NDArray[np.float64]:
+        number = pd.Index(self.classes_).get_indexer(column_or_1d(y))
+        probs = self._predictor.evaluate(table, lambda p: p.probs)
+        chosen = probs[np.arange(len(number)), number]
+        known = np.where(number < 0, 0.0, chosen)  # 0 for labels that training did not have
+        return np.asarray(1 - known, dtype=np.float64)[:, None]
+
+    def predict_set(self, X: Any, level: float = 0.9) -> NDArray[np.bool_]:
+        """Return which classes are in the conformal set of every row, ``(N, C)``.
+
+        A set holds the true label with probability ``level``, on average over rows: all classes
+        whose probability is not below a threshold from rows that no member trained on
+        (``conformal_fraction``, ``conformalize``). These sets are the smallest on average; one may
+        be empty, if no class is probable enough. See :mod:`whvi.tabular.conformal`.
+        """
+        check_is_fitted(self, "model_")
+        most = conformal.quantile(self.conformal_scores_, level)
+        inside: NDArray[np.bool_] = 1 - self.predict_proba(X) <= most
+        return inside
 
     def predict(self, X: Any) -> NDArray[Any]:
         """Return the most probable label of every row."""

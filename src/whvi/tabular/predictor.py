@@ -18,7 +18,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple, final
+from typing import Any, NamedTuple, TypeAlias, final
 
 import numpy as np
 import pandas as pd
@@ -56,6 +56,7 @@ _LIKELIHOODS: dict[str, Callable[..., Likelihood]] = {
     "poisson": Poisson,
 }
 REGRESSION_LIKELIHOODS = tuple(_LIKELIHOODS)
+Table: TypeAlias = pd.DataFrame | NDArray[np.float64]  # rows as the user has them, or encoded
 POSTERIORS = ("diagonal", "low_rank", "full", "flow", "point")
 
 _ROWWISE_OUTPUTS = 4  # up to here a dense layer sums row by row, as MeanFieldLinear does
@@ -92,15 +93,10 @@ class Architecture:
         sizes = (self.in_features, *self.hidden, self.members, self.num_outputs)
         if not self.hidden or not all(type(size) is int and size > 0 for size in sizes):
             raise ConfigError(f"sizes of a network must be positive integers, got {sizes!r:.80}")
-        for name, known in (
-            ("features", FEATURES),
-            ("posterior", POSTERIORS),
-            ("likelihood", (*REGRESSION_LIKELIHOODS, "labels")),
-        ):
-            if getattr(self, name) not in known:
-                raise ConfigError(
-                    f"{name} must be one of {', '.join(known)}, got {getattr(self, name)!r:.80}"
-                )
+        kinds = {"features": FEATURES, "posterior": POSTERIORS}
+        for name, known in {**kinds, "likelihood": (*REGRESSION_LIKELIHOODS, "labels")}.items():
+            if (got := getattr(self, name)) not in known:
+                raise ConfigError(f"{name} must be one of {', '.join(known)}, got {got!r:.80}")
 
     @property
     def num_functions(self) -> int:
@@ -332,17 +328,19 @@ class Predictor:
     likelihood: Likelihood  # of R replicas, in the units of the targets
     classes: NDArray[Any] | None = None  # in the order of the logits
     linearized: Linearized | None = None
+    single: bool = False  # whether every component is one function, far rows' too
 
     def __post_init__(self) -> None:
         self.likelihood.double().requires_grad_(False)
 
     @torch.no_grad()
-    def map(self, table: pd.DataFrame, of: Callable[[Predictive], Any]) -> list[Any]:
+    def map(self, table: Table, of: Callable[[Predictive], Any]) -> list[Any]:
         """Evaluate ``of`` the predictive distributions of one block of rows after the other.
 
         Blocks are filled up to a multiple of 64 rows: vectorised sums treat the last differently.
         """
-        encoded, found = self.schema.encode(table), []
+        encoded = table if isinstance(table, np.ndarray) else self.schema.encode(table)
+        found = []
         at_once, members = self.functions.block_rows, self.functions.shape[0]
         device = self.functions.layers[0].bias.device
         few = len(encoded) * self.functions.width < _WORTH_THREADS
@@ -354,14 +352,12 @@ class Predictor:
                 found.append(of(self.predictive(*filled))[: len(stretch)])
         return found
 
-    def evaluate(
-        self, table: pd.DataFrame, of: Callable[[Predictive], Tensor]
-    ) -> NDArray[np.float64]:
+    def evaluate(self, table: Table, of: Callable[[Predictive], Tensor]) -> NDArray[np.float64]:
         """Evaluate ``of`` the predictive distribution of every row, ``(N, ...)``."""
         values: NDArray[np.float64] = torch.cat(self.map(table, of)).cpu().numpy()
         return values
 
-    def predict(self, table: pd.DataFrame) -> Predictive:
+    def predict(self, table: Table) -> Predictive:
         """Return the predictive distribution of all rows in one object."""
         return _by_row(Predictive.cat(self.map(table, lambda p: p)))
 
@@ -384,8 +380,11 @@ class Predictor:
         """Return the linearised mixture of values and changes, and its share in every row."""
         variance = changes.square().mean(1)  # (R, N, O)
         share = gate.share(variance.mean(-1).clamp_min(1e-30).log().mean(0))
-        if not isinstance(self.likelihood, Gaussian | HeteroscedasticGaussian):
+        gaussian = isinstance(self.likelihood, Gaussian | HeteroscedasticGaussian)
+        if self.single or not gaussian:
             few = changes[:, : -(-_FAR_DRAWS // len(f))]
+            if gaussian:  # the mean is that of the moments below
+                few = F.pad(few - few.mean(1, keepdim=True), (0, f.shape[-1] - few.shape[-1]))
             return self.likelihood.predictive(f.unsqueeze(1) + gate.factor**0.5 * few).pool(), share
         components = self.likelihood.predictive(f.unsqueeze(1)).pool().gaussian_components()
         assert components is not None

@@ -7,16 +7,18 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, final
 
 import numpy as np
+import pandas as pd
 import torch
 from numpy.typing import NDArray
 from sklearn.base import RegressorMixin
 from sklearn.utils import check_random_state
-from sklearn.utils.validation import check_array, column_or_1d
+from sklearn.utils.validation import check_array, check_is_fitted, column_or_1d
 from torch import Tensor
 
 from whvi._checks import check_positive_int
 from whvi.errors import ConfigError, DataError
 from whvi.predictive import Predictive
+from whvi.tabular import conformal
 from whvi.tabular.base import Targets, WHVIEstimator, check_rows, target_names
 from whvi.tabular.predictor import REGRESSION_LIKELIHOODS
 from whvi.tabular.scaling import Standardizer
@@ -57,6 +59,8 @@ class WHVIRegressor(RegressorMixin, WHVIEstimator):  # type: ignore[misc]  # no 
             trust the data more. ``None``: 0.3 below 3,000 rows, else 0.2.
         validation_fraction: Share of the rows that each member leaves out for that, and for the
             calibration of the noise. 0: none, which makes the noise too small.
+        conformal_fraction: Share of the rows that no member sees, for
+            ``predict_interval(X, level, interval="conformal")``. 0: none.
         num_draws: Weight draws of a prediction, over all members. They are fixed by the fit.
         linearize: Whether members are also linearised, with a full covariance over all their
             parameters, for rows that are far from the training rows (``far_share(X)`` tells which).
@@ -69,6 +73,7 @@ class WHVIRegressor(RegressorMixin, WHVIEstimator):  # type: ignore[misc]  # no 
         history_, training_summary_, candidates_: What happened in training.
         notes_: What was odd about the targets.
         likelihood_, noise_factor_: Noise that was chosen, and the factor of its calibration.
+        conformal_scores_: Sorted, of the rows that no member saw; ``None`` if there are none.
         model_, network_likelihood_: The networks as R replicas, and their likelihood.
         n_iter_, n_features_in_, feature_names_in_, n_outputs_: As everywhere in scikit-learn.
 
@@ -132,8 +137,34 @@ class WHVIRegressor(RegressorMixin, WHVIEstimator):  # type: ignore[misc]  # no 
         both = self._evaluate(X, lambda p: torch.stack([p.mean, p.std], dim=-1))
         return both[..., 0], both[..., 1]
 
-    def predict_interval(self, X: Any, level: float = 0.9) -> ArrayInterval:
-        """Return the ends of the central intervals that hold probability ``level``."""
+    def _scores(self, table: pd.DataFrame, y: Any) -> NDArray[np.float64]:
+        moments = self._predictor.evaluate(table, lambda p: torch.stack([p.mean, p.std], dim=-1))
+        mean, std = moments[..., 0], moments[..., 1]
+        distance = np.abs(np.asarray(y, dtype=np.float64).reshape(mean.shape) - mean)
+        return (distance / std).reshape(len(table), -1)
+
+    def predict_interval(
+        self, X: Any, level: float = 0.9, *, interval: str = "predictive"
+    ) -> ArrayInterval:
+        """Return the ends of intervals that hold probability ``level``, for every output.
+
+        Args:
+            X: Rows.
+            level: Between 0 and 1.
+            interval: ``"predictive"``: central intervals of the predictive distribution.
+                ``"conformal"``: ``mean ± q std``, with ``q`` from rows that no member trained on
+                (``conformal_fraction``, ``conformalize``), so that new rows are inside with
+                probability ``level`` even if the model is wrong: :mod:`whvi.tabular.conformal`.
+        """
+        if interval == "conformal":
+            check_is_fitted(self, "model_")
+            factor = conformal.quantile(self.conformal_scores_, level)
+            mean, std = self.predict(X, return_std=True)
+            reach = (factor if mean.ndim == 2 else factor[0]) * std
+            least = 0.0 if self.likelihood_ == "poisson" else -np.inf
+            return ArrayInterval(np.maximum(mean - reach, least), mean + reach)
+        if interval != "predictive":
+            raise ConfigError(f"interval must be 'predictive' or 'conformal', got {interval!r}")
         ends = self._evaluate(X, lambda p: torch.stack(tuple(p.interval(level)), dim=-1))
         return ArrayInterval(ends[..., 0], ends[..., 1])
 
