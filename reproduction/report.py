@@ -76,9 +76,15 @@ def summarise_seeds(
 
 def seed_cells(row: SummaryRow, scores: Sequence[str]) -> list[str]:
     """Return method, number of seeds, and mean ± standard error of every score."""
-    root = math.sqrt(row["num_seeds"])
-    cells = [f"{number(row[f'{s}_mean'], '.4f')} ± {row[f'{s}_std'] / root:.4f}" for s in scores]
-    return [row["method"], str(row["num_seeds"]), *cells]
+    seeds = row["num_seeds"]
+    cells = [with_error(row[f"{s}_mean"], row[f"{s}_std"], seeds, ".4f") for s in scores]
+    return [row["method"], str(seeds), *cells]
+
+
+def with_error(value: float, spread: float, count: int, style: str) -> str:
+    """Return ``mean ± standard error`` of ``count`` values; one alone has no error."""
+    error = "" if count < 2 else f" ± {spread / math.sqrt(count):{style}}"
+    return number(value, style) + error
 
 
 # Paired differences: most of the spread of a score comes from the splits

@@ -11,7 +11,15 @@ from pathlib import Path
 from typing import Any
 
 from reproduction.records import Record, RecordStore
-from reproduction.report import SummaryRow, markdown_table, mean, number, std, write_report
+from reproduction.report import (
+    SummaryRow,
+    markdown_table,
+    mean,
+    number,
+    std,
+    with_error,
+    write_report,
+)
 from reproduction.runner import Options, Unit, run_units
 from reproduction.vae.data import DATASETS, load
 from reproduction.vae.figure import draw_interpolation, draw_reconstructions, draw_samples
@@ -150,7 +158,8 @@ def _likelihoods(rows: list[SummaryRow]) -> list[list[str]]:
 def _bound(row: SummaryRow, name: str) -> str:
     if name not in row:
         return "–"
-    return f"{row[name]:.2f} ± {row[f'{name}_std']:.2f} ({row[f'{name}_rows']:,} images)"
+    bound = with_error(row[name], row[f"{name}_std"], row["num_seeds"], ".2f")
+    return f"{bound} ({row[f'{name}_rows']:,} images)"
 
 
 def _terms(rows: list[SummaryRow]) -> list[list[str]]:
