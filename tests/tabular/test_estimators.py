@@ -310,7 +310,7 @@ ILL = {
     "booleans": (columns(NORMAL > 0, NORMAL < 1).astype(bool), WORKS, WORKS),
     "object": (columns(NORMAL, NORMAL).astype(object), WORKS, WORKS),
     "mixed object": (with_value({}, object), r"'x1', row 3: an argument must be a string", "row 3"),
-    "sparse": (sparse.csr_matrix(np.eye(20)[:, :2]), "sparse", "sparse"),
+    "sparse": (sparse.csr_matrix(np.eye(20)[:, :2]), WORKS, WORKS),
     "other width": (columns(NORMAL, NORMAL, NORMAL), WORKS, "3 features.* expecting 2"),
     "1-d": (NORMAL, "1D array", "1D array"),
     "complex": (columns(NORMAL, NORMAL) * 1j, "Complex", "Complex"),

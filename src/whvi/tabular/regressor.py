@@ -94,7 +94,9 @@ class WHVIRegressor(RegressorMixin, WHVIEstimator):  # type: ignore[misc]  # no 
             )
         return (self.likelihood,)
 
-    def _targets(self, y: Any, num_rows: int) -> Targets:
+    def _targets(
+        self, y: Any, num_rows: int, weights: NDArray[np.float64] | None = None
+    ) -> Targets:
         names = target_names(y)
         array = np.asarray(y)
         if array.dtype.kind in "OUS":
@@ -111,7 +113,7 @@ class WHVIRegressor(RegressorMixin, WHVIEstimator):  # type: ignore[misc]  # no 
         if self.likelihood == "poisson":
             _check_counts(rows)
         rows, heavy, notes = _without_typos(rows, names)
-        scaling = Standardizer.fit(rows)
+        scaling = Standardizer.fit(rows, weights=weights)
         seen = torch.as_tensor(scaling.transform(rows), dtype=torch.float32)
         counts = None
         if self.likelihood == "poisson" or (self.likelihood == "auto" and _are_counts(rows)):
