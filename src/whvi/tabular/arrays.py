@@ -126,7 +126,7 @@ def without_zeros(
         return table, y, weights  # other lengths are refused later
     kept = weights > 0
     if not kept.any():
-        raise DataError(f"all {len(weights)} rows have weight 0: there is nothing to learn from")
+        raise DataError(f"all {len(weights)} weights are zero: there is nothing to learn from")
     if isinstance(y, pd.Series | pd.DataFrame):
         y = y[kept]
     elif y is not None:

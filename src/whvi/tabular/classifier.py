@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sized
 from dataclasses import dataclass, field
 from typing import Any, final
 
@@ -50,7 +51,7 @@ class WHVIClassifier(ClassifierMixin, WHVIEstimator):  # type: ignore[misc]  # n
         given = super()._weights(y, sample_weight, num_rows)
         if self.class_weight is None:
             return given
-        classes, labels = _encoded(y, num_rows, target_names(y)[0])
+        _, classes, labels = _encoded(y, num_rows)
         own = np.ones(num_rows) if given is None else given
         counts = np.bincount(labels, own).astype(np.float64)
         factors = _class_factors(self.class_weight, classes, counts)
@@ -59,8 +60,7 @@ class WHVIClassifier(ClassifierMixin, WHVIEstimator):  # type: ignore[misc]  # n
     def _targets(
         self, y: Any, num_rows: int, weights: NDArray[np.float64] | None = None
     ) -> Targets:
-        names = target_names(y)
-        classes, labels = _encoded(y, num_rows, names[0])
+        names, classes, labels = _encoded(y, num_rows)
         values = torch.as_tensor(labels, dtype=torch.float32).unsqueeze(-1)
         kind = _KINDS.get(classes.dtype.kind, "numeric")
         return Targets(values, max(len(classes), 2), names, kind, classes=classes)
@@ -92,10 +92,11 @@ class WHVIClassifier(ClassifierMixin, WHVIEstimator):  # type: ignore[misc]  # n
         return labels
 
 
-def _encoded(y: Any, num_rows: int, name: str) -> tuple[NDArray[Any], NDArray[np.int64]]:
-    """Return the sorted labels, and for every row the position of its own."""
+def _encoded(y: Any, num_rows: int) -> tuple[tuple[str, ...], NDArray[Any], NDArray[np.int64]]:
+    """Return the name of the target, its sorted labels, and the position of that of every row."""
     _check_one_column(y)
-    values = column_or_1d(y, warn=True)
+    names = target_names(y)
+    name, values = names[0], column_or_1d(y, warn=True)
     check_rows(values, num_rows)
     missing = np.array([v is None or v != v for v in values.tolist()])
     if missing.any():
@@ -110,12 +111,13 @@ def _encoded(y: Any, num_rows: int, name: str) -> tuple[NDArray[Any], NDArray[np
         classes, labels = np.unique(values, return_inverse=True)
     except TypeError as error:
         raise DataError(f"target {name!r} mixes kinds of labels: {error}") from error
-    return classes, labels
+    return names, classes, labels
 
 
 def _check_one_column(y: Any) -> None:
-    several = isinstance(y, list) and any(isinstance(each, list | tuple | set) for each in y)
-    shape = (len(y), "several") if several else np.shape(y)
+    rows = [row for row in y if isinstance(row, Sized)] if isinstance(y, list) else []
+    several = any(not isinstance(row, str) and len(row) != 1 for row in rows)
+    shape = (len(y), "several") if several else np.asarray(y).shape
     if len(shape) > 1 and shape[1] != 1:
         raise DataError(
             f"y has shape ({', '.join(map(str, shape))}): several labels per row; a WHVIClassifier "

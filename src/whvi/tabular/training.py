@@ -272,7 +272,8 @@ def train_ensemble(
     held_out = None if folds.held_out is None else part(folds.held_out)
 
     def train(factor: float) -> Trained:
-        model, likelihood = architecture.build()
+        with torch.random.fork_rng(devices=[]):  # new layers draw from the global generator
+            model, likelihood = architecture.build()
         if architecture.likelihood == "poisson":
             likelihood.set_target_scaling(y.cpu())
         model, likelihood = model.to(x.device), likelihood.to(x.device)
