@@ -141,7 +141,6 @@ def test_weights_that_make_no_sense(weights, match):
 
 
 def test_weights_of_one_are_none():
-    assert row_weights(None, 3) is None
     assert row_weights(torch.ones(3), 3) is None
     assert row_weights(pd.Series([1, 2, 1]), 3).tolist() == [1, 2, 1]
 

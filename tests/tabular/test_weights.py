@@ -94,8 +94,8 @@ def test_weights_of_labels_are_like_rows_three_times(by):
     elif by == "sample_weight":
         model = quick_classifier(**options).fit(x, sign, weights)
     else:
-        half = np.where(sign > 0, 1.5, 0.5)
-        model = quick_classifier(class_weight={1.0: 2, -1.0: 2}, **options).fit(x, sign, half)
+        half = np.where(sign > 0, 1.5, 1.0)
+        model = quick_classifier(class_weight={1.0: 2, -1.0: 1}, **options).fit(x, sign, half)
     repeated = quick_classifier(**options).fit(x.repeat(weights, 0), sign.repeat(weights))
     assert model.predict_proba(x)[:, 1].mean() == pytest.approx(0.75, abs=0.1)
     assert repeated.predict_proba(x)[:, 1].mean() == pytest.approx(0.75, abs=0.1)

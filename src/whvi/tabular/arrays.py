@@ -98,8 +98,6 @@ def as_table(x: Any, estimator: str) -> tuple[pd.DataFrame, bool]:
 
 def row_weights(sample_weight: Any, num_rows: int) -> NDArray[np.float64] | None:
     """Return weights as ``(N,)`` numbers of at least 0; ``None`` if all are one."""
-    if sample_weight is None:
-        return None
     try:
         weights = np.asarray(plain(sample_weight), dtype=np.float64)
     except (TypeError, ValueError) as error:
@@ -119,10 +117,10 @@ def row_weights(sample_weight: Any, num_rows: int) -> NDArray[np.float64] | None
 
 
 def without_zeros(
-    table: pd.DataFrame, y: Any, weights: NDArray[np.float64] | None
+    table: pd.DataFrame, y: Any, weights: NDArray[np.float64]
 ) -> tuple[pd.DataFrame, Any, NDArray[np.float64] | None]:
     """Leave out the rows of weight 0: the rest of a fit is as if they had not been there."""
-    if weights is None or weights.all() or y is None or len(y) != len(weights):
+    if weights.all() or y is None or len(y) != len(weights):
         return table, y, weights  # other lengths are refused later
     kept = weights > 0
     if not kept.any():

@@ -123,7 +123,7 @@ class WHVIEstimator(SavedModel, BaseEstimator):  # type: ignore[misc]  # scikit-
 
     def _weights(self, y: Any, sample_weight: Any, num_rows: int) -> NDArray[np.float64] | None:
         """Return how often each row counts; ``None``: once."""
-        return row_weights(sample_weight, num_rows)
+        return None if sample_weight is None else row_weights(sample_weight, num_rows)
 
     def fit(
         self: Self,
@@ -150,9 +150,10 @@ class WHVIEstimator(SavedModel, BaseEstimator):  # type: ignore[misc]  # scikit-
         keep_freed_memory()
         self._check_options()
         table, named = self._table(X, reset=True)
-        y = plain(y)
+        y = y if isinstance(y, pd.Series) else plain(y)
         weights = self._weights(y, sample_weight, len(table))
-        table, y, weights = without_zeros(table, y, weights)
+        if weights is not None:
+            table, y, weights = without_zeros(table, y, weights)
         targets = self._targets(y, len(table), weights)
         schema = TableSchema.learn(
             table,
@@ -248,8 +249,10 @@ class WHVIEstimator(SavedModel, BaseEstimator):  # type: ignore[misc]  # scikit-
 
     def _table(self, X: Any, *, reset: bool) -> tuple[pd.DataFrame, bool]:
         """Return ``X`` as a frame, and whether its columns came with names (all of them texts)."""
-        X = plain(X)
-        found = as_table(X, type(self).__name__)
+        found = X, True
+        if not _is_ready(X):
+            X = plain(X)
+            found = as_table(X, type(self).__name__)
         validate_data(self, X=X, reset=reset, skip_check_array=True)
         return found
 
@@ -328,6 +331,17 @@ class WHVIEstimator(SavedModel, BaseEstimator):  # type: ignore[misc]  # scikit-
         tags.input_tags.categorical = True
         tags.non_deterministic = False
         return tags
+
+
+def _is_ready(table: Any) -> bool:
+    """Whether it is a frame as it should be, so that there is nothing to convert or to refuse."""
+    return (
+        isinstance(table, pd.DataFrame)
+        and not table.empty
+        and table.columns.is_unique
+        and all(isinstance(name, str) for name in table.columns)
+        and not any(isinstance(dtype, pd.SparseDtype) for dtype in table.dtypes)
+    )
 
 
 def check_rows(y: NDArray[Any], num_rows: int) -> None:

@@ -60,7 +60,8 @@ class WHVIRegressor(RegressorMixin, WHVIEstimator):  # type: ignore[misc]  # no 
         num_draws: Weight draws of a prediction, over all members. They are fixed by the fit.
         linearize: Whether members are also linearised, with a full covariance over all their
             parameters, for rows that are far from the training rows (``far_share(X)`` tells which).
-        random_state: Seed; the same seed gives the same fit and predictions, bit for bit.
+        random_state: Seed; the same seed gives the same fit and predictions, bit for bit. ``None``:
+            one from numpy's global generator. Others are left alone.
         device: Where to compute.
         verbose: 1 or more shows a progress bar on stderr.
 
