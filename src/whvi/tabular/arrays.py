@@ -125,10 +125,7 @@ def without_zeros(
     kept = weights > 0
     if not kept.any():
         raise DataError(f"all {len(weights)} weights are zero: there is nothing to learn from")
-    if isinstance(y, pd.Series | pd.DataFrame):
-        y = y[kept]
-    elif y is not None:
-        y = np.asarray(y)[kept]
+    y = (y if isinstance(y, pd.Series | pd.DataFrame) else np.asarray(y))[kept]
     if table.index.name not in ("line", "row"):  # by which errors name a row
         table = table.set_axis(pd.RangeIndex(len(table), name="row"))
     weights = weights[kept]
