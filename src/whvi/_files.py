@@ -18,6 +18,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any, Literal
 
+import numpy as np
 import safetensors.torch
 import torch
 from safetensors import SafetensorError
@@ -133,6 +134,24 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(found) < len(pairs):
         raise ValueError(f"a key occurs twice among {[name for name, _ in pairs][:20]}")
     return found
+
+
+def option_to_json(value: Any) -> Any:
+    """Return an option as a JSON value: a mapping as pairs; random generators are not kept."""
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, Mapping):
+        return [[option_to_json(part) for part in pair] for pair in value.items()]
+    if isinstance(value, list | tuple | np.ndarray):
+        return [int(entry) for entry in value]
+    return value if isinstance(value, bool | int | float | str) else None
+
+
+def option_from_json(value: Any) -> Any:
+    """Return the option: a list is a tuple, or a mapping if it holds pairs."""
+    if not isinstance(value, list):
+        return value
+    return dict(value) if value and isinstance(value[0], list) else tuple(value)
 
 
 def conform(value: Any, expected: Any, where: str) -> None:

@@ -99,7 +99,13 @@ def elbo(
 
 
 def elbo_of_values(
-    likelihood: Likelihood, f: Tensor, y: Tensor, kl_value: Tensor, *, num_data: int, beta: float
+    likelihood: Likelihood,
+    f: Tensor,
+    y: Tensor,
+    kl_value: Tensor,
+    *,
+    num_data: int | Tensor,
+    beta: float,
 ) -> Elbo:
     """Put the two terms together from function values ``f (*batch_shape, S, B, features)``.
 

@@ -4,9 +4,9 @@ import math
 import pytest
 import torch
 
-from whvi.tabular.calibration import calibrate
+from whvi.tabular.calibration import CountUnit, _mean, calibrate, count_mnll
 from whvi.tabular.predictor import Architecture, Predictor
-from whvi.tabular.training import Trained, common_fold
+from whvi.tabular.training import Folds, Trained, common_fold
 from whvi.training.history import History
 
 
@@ -60,6 +60,36 @@ def test_the_factor_undoes_wrong_logits():
     assert factor == pytest.approx(1 / 4, rel=0.11)
     after = case.draw_functions(1, 0)(x)
     torch.testing.assert_close(after, 4 * factor * before, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("likelihood", ["gaussian", "labels", "poisson"])
+def test_weights_are_rows_several_times(likelihood):
+    torch.manual_seed(0)
+    x, y = torch.randn(50, 3), torch.randint(2, (50, 1)).float()
+    times = torch.arange(50) % 4
+    found = []
+    for held_out, weights in (
+        (torch.arange(50), times.double()),
+        (torch.arange(50).repeat_interleave(times), None),
+    ):
+        torch.manual_seed(1)
+        case = trained(likelihood, num_outputs=1 + (likelihood == "labels"))
+        case.model[-1].matrix.posterior.loc.data.normal_()
+        case = case._replace(folds=Folds(torch.arange(50), held_out))
+        functions = case.draw_functions(4, 0)
+        found.append(calibrate(case, functions, x, y, weights))
+        if likelihood == "gaussian":
+            unit = CountUnit(0.1, -1.0)
+            found[-1] += (count_mnll(case, functions, x, y, unit, weights),)
+    assert found[0] == pytest.approx(found[1], rel=1e-5)
+
+
+def test_members_that_share_rows_are_weighted_together():
+    values = torch.tensor([[1.0, 2.0], [10.0, 20.0]]).double()  # of two groups
+    weights = torch.tensor([[1.0, 3.0], [1.0, 3.0], [0.5, 0.0], [0.5, 0.0]])  # of four members
+    assert _mean(values, 2, weights) == (1 + 6 + 5) / 4.5
+    assert _mean(values, 2, torch.tensor([1.0, 3.0])) == (1 + 6 + 10 + 60) / 8
+    assert _mean(values, 2, None) == 33 / 4
 
 
 def test_without_held_out_rows_nothing_changes():

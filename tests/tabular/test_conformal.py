@@ -12,6 +12,7 @@ from sklearn.utils import check_random_state
 from tests.tabular.conftest import mixed_table, quick_classifier, quick_regressor
 from whvi.errors import ConfigError, DataError, ModelFileError
 from whvi.tabular import load_model
+from whvi.tabular.arrays import Rows
 from whvi.tabular.conformal import quantile, set_apart
 from whvi.tabular.modelfile import read_model_file, write_model_file
 
@@ -96,7 +97,7 @@ def test_nothing_in_the_fit_has_seen_the_rows(table, model):
     """Whatever they hold, the model is the same; only the scores are others."""
     x, y = copy.deepcopy(table)
     seed = check_random_state(0).randint(2**31 - 1)
-    rows = set_apart(x, y, 0.3, seed)[2].table.index
+    rows = set_apart(Rows(x, y), 0.3, seed)[1].table.index
     assert len(rows) == len(model.conformal_scores_) == 27
     x.loc[rows, "size"] *= 1e6
     x.loc[rows[:5], "colour"] = "violet"
@@ -112,7 +113,7 @@ def test_nothing_in_the_fit_has_seen_the_rows(table, model):
 
 def test_scores_are_of_the_rows_set_apart(table, model):
     seed = check_random_state(0).randint(2**31 - 1)
-    apart = set_apart(*table, 0.3, seed)[2]
+    apart = set_apart(Rows(*table), 0.3, seed)[1]
     again = copy.deepcopy(model).conformalize(apart.table, apart.y)
     np.testing.assert_array_equal(again.conformal_scores_, model.conformal_scores_)
     lower, upper = model.predict_interval(apart.table, 0.5, interval="conformal")
@@ -172,7 +173,7 @@ def test_a_label_only_among_the_rows_set_apart_is_in_no_set():
     x = rng.normal(size=(60, 2))
     y = np.where(x[:, 0] > 0, "high", "low").astype(object)
     seed = check_random_state(0).randint(2**31 - 1)
-    y[set_apart(pd.DataFrame(x), y, 0.3, seed)[2].table.index[:3]] = "middle"
+    y[set_apart(Rows(pd.DataFrame(x), y), 0.3, seed)[1].table.index[:3]] = "middle"
     model = quick_classifier(conformal_fraction=0.3).fit(x, y)
     assert model.classes_.tolist() == ["high", "low"]
     assert model.conformal_scores_[-3:].tolist() == [[1.0]] * 3
@@ -232,10 +233,9 @@ def test_wrong_calls_say_what_to_do(fitted, fitted_classifier, model):
 
 def test_what_is_wrong_with_a_row_set_apart_is_told_before_the_fit(table):
     seed = check_random_state(0).randint(2**31 - 1)
-    for part in (0, 2):  # rows to fit, rows set apart
+    for part in (0, 1):  # rows to fit, rows set apart
         x, y = copy.deepcopy(table)
-        found = set_apart(x, y, 0.3, seed)
-        row = (found[0] if part == 0 else found[2].table).index[4]
+        row = set_apart(Rows(x, y), 0.3, seed)[part].table.index[4]
         x.loc[row, "size"] = np.inf
         with pytest.raises(DataError, match=f"first in row {row}"):
             quick_regressor(conformal_fraction=0.3, max_iter=10**9).fit(x, y)

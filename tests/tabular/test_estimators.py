@@ -22,8 +22,16 @@ from tests.tabular.conftest import mixed_table, quick_classifier, quick_regresso
 from whvi.errors import ConfigError, DataError, ModelFileError
 from whvi.tabular import WHVIClassifier, WHVIRegressor, load_model
 
+EXACT_WEIGHTS = {  # tests/tabular/test_weights.py has statistical ones
+    f"check_sample_weight_equivalence_on_{kind}_data": "minibatches are drawn by weight"
+    for kind in ("dense", "sparse")
+}
 
-@parametrize_with_checks([quick_regressor(max_iter=150), quick_classifier(max_iter=150)])
+
+@parametrize_with_checks(
+    [quick_regressor(max_iter=150), quick_classifier(max_iter=150)],
+    expected_failed_checks=lambda estimator: EXACT_WEIGHTS,
+)
 def test_scikit_learn_accepts_it(estimator, check):
     check(estimator)
 
@@ -35,6 +43,9 @@ ALWAYS_CHECKED = {
     *("check_dataframe_column_names_consistency", "check_classifiers_one_label"),
     *("check_regressor_data_not_an_array", "check_supervised_y_2d", "check_fit2d_1sample"),
     *("check_fit2d_1feature", "check_estimators_nan_inf", "check_estimator_sparse_tag"),
+    *("check_sample_weights_pandas_series", "check_sample_weights_list"),
+    *("check_sample_weights_shape", "check_sample_weights_not_overwritten"),
+    *("check_estimator_sparse_array", "check_class_weight_classifiers"),
 }
 
 
@@ -310,7 +321,7 @@ ILL = {
     "booleans": (columns(NORMAL > 0, NORMAL < 1).astype(bool), WORKS, WORKS),
     "object": (columns(NORMAL, NORMAL).astype(object), WORKS, WORKS),
     "mixed object": (with_value({}, object), r"'x1', row 3: an argument must be a string", "row 3"),
-    "sparse": (sparse.csr_matrix(np.eye(20)[:, :2]), "sparse", "sparse"),
+    "sparse": (sparse.csr_matrix(np.eye(20)[:, :2]), WORKS, WORKS),
     "other width": (columns(NORMAL, NORMAL, NORMAL), WORKS, "3 features.* expecting 2"),
     "1-d": (NORMAL, "1D array", "1D array"),
     "complex": (columns(NORMAL, NORMAL) * 1j, "Complex", "Complex"),

@@ -192,3 +192,35 @@ def test_predictions_do_not_depend_on_other_rows():
         part = model.predict_dist(5 * X[rows])
         assert torch.equal(part.std, whole.std[rows])
         np.testing.assert_array_equal(model.predict(X[rows]), model.predict(X)[rows])
+
+
+@pytest.mark.parametrize("rotate", [True, False])
+def test_a_weight_scales_the_precision_of_its_row(rotate, monkeypatch):
+    """The rows that stand for all count as much as these: Σ wᵢ over the rows trained on."""
+    if not rotate:
+        monkeypatch.setattr("whvi.tabular.training.FEW_ROWS", 10)
+    X, y = table()
+    weights = np.arange(1, 61) / 20
+    seen = []
+    original = extrapolation._members
+
+    def members(*given):
+        seen.append((given, original(*given)))
+        return seen[-1][1]
+
+    monkeypatch.setattr(extrapolation, "_members", members)
+    monkeypatch.setattr(extrapolation, "_SUPPORT", 20)
+    fitted(X, y, likelihood="gaussian").fit(X, y, weights)
+    (given, found), folds = seen[-1], seen[-1][0][0].folds
+    w = torch.tensor(weights)
+    torch.testing.assert_close(given[-1], w)
+    for r, member in enumerate(found):
+        train = folds.train[r] if rotate else folds.train
+        counts = (member.whitening.square() * member.noise)[:, 0]
+        torch.testing.assert_close(counts / counts[0], w[train[:20]] / w[train[0]])
+        torch.testing.assert_close(counts.sum(), w[train].sum())
+    given[0].model.requires_grad_(True)
+    plain = original(*given[:-1], None)
+    ones = original(*given[:-1], torch.ones_like(w))
+    for one, other in zip(plain, ones, strict=True):
+        torch.testing.assert_close(one.kernel, other.kernel)

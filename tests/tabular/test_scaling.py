@@ -145,6 +145,19 @@ def test_effects_are_smoothed_means_and_the_log_share(rng):
     assert not encoded[1:, :30].any()
 
 
+def test_weights_are_rows_several_times(rng):
+    table, _ = towns(rng, num_rows=100)
+    x, times = rng.normal(size=(100, 2)) + 3, np.arange(100) % 3
+    found, repeated = Standardizer.fit(x, weights=times), Standardizer.fit(x.repeat(times, axis=0))
+    np.testing.assert_allclose(found.mean, repeated.mean)
+    np.testing.assert_allclose(found.scale, repeated.scale)
+    schema, more = learn(table), table.loc[table.index.repeat(times)]
+    weighted, encoded = learn_effects(schema, table, x, 0, times.astype(float))
+    of_repeated, _ = learn_effects(schema, more, x.repeat(times, axis=0), 0)
+    np.testing.assert_allclose(weighted.columns[0].effects, of_repeated.columns[0].effects)
+    assert not np.allclose(encoded, learn_effects(schema, table, x, 0)[1])
+
+
 def test_no_training_row_is_told_its_own_target(rng):
     table, _ = towns(rng, num_rows=60)
     y = rng.normal(size=(60, 1))

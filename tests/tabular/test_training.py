@@ -1,8 +1,18 @@
+from dataclasses import replace
+
 import pytest
 import torch
 
 from whvi.errors import NumericalError
-from whvi.tabular.training import common_fold, rotating_folds, train_finite
+from whvi.tabular.predictor import Architecture
+from whvi.tabular.training import (
+    Session,
+    common_fold,
+    plan_for,
+    rotating_folds,
+    train_ensemble,
+    train_finite,
+)
 
 
 @pytest.mark.parametrize(("largest", "tried"), [(1, [1]), (0.5, [1, 0.3]), (0.2, [1, 0.3, 0.1])])
@@ -65,3 +75,23 @@ def test_rows_left_out_are_bounded():
     """A tenth of a million rows, evaluated twenty times, left no time for training."""
     for num_rows, left_out in ((50_000, 5_000), (100_000, 10_000), (1_000_000, 10_000)):
         assert len(common_fold(num_rows, 0.1, seed=0).held_out) == left_out
+
+
+@pytest.mark.parametrize("rotate", [True, False])
+def test_weights_follow_their_rows(rotate, monkeypatch):
+    plan = replace(plan_for(40, members=2, hidden=8, max_iter=2), rotate=rotate)
+    architecture = Architecture(
+        in_features=1, hidden=(8,), features="relu", members=2, posterior="diagonal",
+        likelihood="gaussian", num_outputs=1,
+    )  # fmt: skip
+    seen = []
+    monkeypatch.setattr(
+        "whvi.tabular.training.fit",
+        lambda *args, validation, **options: seen.append((args[2], validation)),
+    )
+    x = torch.arange(40.0).unsqueeze(-1)
+    train_ensemble(architecture, x, 2 * x, plan, seed=0, session=Session(), weights=3 * x[:, 0])
+    for rows, targets, weights in seen[0]:
+        assert weights.shape == ((2, len(rows[0])) if rotate else (len(rows),))
+        assert torch.equal(targets, 2 * rows)
+        assert torch.equal(weights, 3 * rows[..., 0])

@@ -80,6 +80,58 @@ def test_a_small_data_set_is_one_batch():
     assert sorted(batch[:, 0].tolist()) == [0, 1, 2]
 
 
+# ---- weights -------------------------------------------------------------------------------------
+
+WEIGHTS = torch.tensor([0.0, 1.0, 2.5, 0.25, 4.0, 1.0, 0.0, 3.0, 0.5, 0.0])
+
+
+def counts(source, epochs):
+    """How often each of ten rows occurs in every epoch, ``(epochs, 10)``."""
+    seen = [batch[:, 0].long().bincount(minlength=10) for batch, _ in take(source, epochs * 2)]
+    return torch.stack(seen).view(epochs, 2, 10).sum(1)
+
+
+def test_rows_occur_in_proportion_to_their_weights():
+    epochs, expected = 400, WEIGHTS / WEIGHTS.mean()
+    found = counts(TensorBatches(*rows(10), (), 5, 0, Ranks(), WEIGHTS), epochs)
+    assert (found.sum(1) == 10).all()
+    assert (found >= expected.floor()).all()
+    assert (found <= expected.ceil()).all()
+    # a count is one of two neighbours, so its standard deviation is at most a half
+    assert ((found.double().mean(0) - expected).abs() < 4 * 0.5 / epochs**0.5).all()
+
+
+def test_the_number_of_data_is_the_sum_of_the_weights():
+    own = torch.stack([WEIGHTS, 2 * WEIGHTS])
+    assert TensorBatches(*rows(10), (), 5, 0, Ranks(), WEIGHTS).num_data == WEIGHTS.sum()
+    source = TensorBatches(*rows(10), (2,), 5, 0, Ranks(), own)
+    assert torch.equal(source.num_data, own.double().sum(-1))
+
+
+@pytest.mark.parametrize("weight", [1.0, 3.0, 0.1])
+def test_equal_weights_leave_the_order(weight):
+    plain = take(TensorBatches(*rows(), (), 4, 0, Ranks()), 6)
+    weighted = take(TensorBatches(*rows(), (), 4, 0, Ranks(), torch.full((12,), weight)), 6)
+    for (a, _), (b, _) in zip(plain, weighted, strict=True):
+        assert torch.equal(a, b)
+
+
+def test_replicas_may_have_weights_of_their_own():
+    own = torch.stack([WEIGHTS, WEIGHTS.flip(0)])
+    together = take(TensorBatches(*rows(10), (2,), 5, 7, Ranks(), own), 6)
+    for r in range(2):
+        alone = take(TensorBatches(*rows(10), (), 5, 7 + r, Ranks(), own[r]), 6)
+        for (xs, ys), (xa, ya) in zip(together, alone, strict=True):
+            assert torch.equal(xs[r], xa)
+            assert torch.equal(ys[r], ya)
+
+
+def test_weighted_batches_can_be_entered_at_any_step():
+    source = TensorBatches(*rows(10), (), 3, 0, Ranks(), WEIGHTS)
+    for (a, _), (b, _) in zip(take(source, 9)[4:], take(source, 5, 4), strict=True):
+        assert torch.equal(a, b)
+
+
 @pytest.mark.parametrize("start", [0, 2, 5])
 def test_a_loader_can_be_entered_at_any_step(start):
     x, y = rows(10)
@@ -145,3 +197,17 @@ class TestChecks:
         x, y = tiny_data(4)
         with pytest.raises(DataError, match="no rows"):
             self.source((x[:0], y[:0]))
+
+    @pytest.mark.parametrize(
+        ("weights", "error", "match"),
+        [
+            ([1.0, -2.0, 1.0, 1.0], DataError, "the least is -2"),
+            ([0.0] * 4, DataError, "sums are 0 to 0"),
+            ([1e308] * 4, DataError, "sums are inf to inf"),
+            ([1.0, float("nan"), 1.0, 1.0], DataError, r"training weights.*index \(1,\)"),
+            ([1.0] * 3, ShapeError, r"shape \(4,\) .* got \(3,\)"),
+        ],
+    )
+    def test_weights_that_make_no_sense(self, weights, error, match):
+        with pytest.raises(error, match=match):
+            self.source((*tiny_data(4), torch.tensor(weights, dtype=torch.float64)))

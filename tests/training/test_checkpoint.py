@@ -181,6 +181,19 @@ class TestResume:
         assert_bitwise(resumed, expected)
         assert records == history
 
+    def test_weights_are_part_of_the_fit(self, tmp_path):
+        x, y = tiny_data()
+        weights = torch.rand(2, 40, generator=torch.Generator().manual_seed(0))
+        expected, history = run(data=(x, y, weights))
+        with pytest.raises(Stopped):
+            run(tmp_path, stop_at=15, data=(x, y, weights))
+        for other in ((x, y), (x, y, 2 * weights)):
+            with pytest.raises(ConfigError, match=r"data\.weights"):
+                run(tmp_path, data=other)
+        resumed, records = run(tmp_path, data=(x, y, weights))
+        assert_bitwise(resumed, expected)
+        assert records == history
+
     def test_it_may_be_cut_many_times(self, tmp_path):
         expected, history = run()
         for stop_at in (5, 6, 10, 18, 25, 30):

@@ -9,6 +9,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from tests.training.doubles import (
+    TinyMeanField,
     assert_bitwise,
     gaussian,
     tiny_config,
@@ -227,6 +228,59 @@ def test_refusals():
     x[3, 1] = float("inf")
     with pytest.raises(DataError, match=r"validation x.*\(3, 1\)"):
         fit(tiny_net(), gaussian(), tiny_data(), config=tiny_config(), validation=(x, y))
+
+
+# ---- weights -------------------------------------------------------------------------------------
+
+
+def test_weights_of_one_change_no_bit():
+    x, y = tiny_data()
+    config = tiny_config(patience=3)
+    plain, history = trained(config, validation=(x, y))
+    weighted, same = trained(config, data=(x, y, torch.ones(40)), validation=(x, y))
+    assert_bitwise(plain, weighted)
+    assert history == same
+
+
+def test_weights_count_rows_several_times():
+    """A linear model, whose posterior is known, given weighted rows or the same rows repeated."""
+    x, y = tiny_data(60)
+    weights = torch.tensor([0.0, 1.0, 5.0]).repeat(20)
+    config = FitConfig(num_steps=2500, batch_size=20, num_draws=4)
+
+    def posterior(*data):
+        layer, likelihood = TinyMeanField(3, 1), gaussian()
+        likelihood.requires_grad_(False)
+        fit(nn.Sequential(layer), likelihood, data, config=config)
+        return torch.cat([layer.mean[0], layer.bias]).detach(), layer.log_scale[0].exp().detach()
+
+    times = weights.long()
+    found, repeated = (
+        posterior(x, y, weights),
+        posterior(x.repeat_interleave(times, 0), y.repeat_interleave(times)),
+    )
+    design = torch.cat([x, torch.ones(60, 1)], 1)
+    noise = gaussian().noise_scale.item() ** 2
+    precision = (design.T * weights) @ design / noise + torch.diag(torch.tensor([1.0, 1, 1, 0]))
+    exact = torch.linalg.solve(precision, (design.T * weights) @ y / noise)
+    plain = torch.linalg.lstsq(design, y).solution
+    for mean, scale in (found, repeated):
+        torch.testing.assert_close(mean, exact, rtol=0, atol=0.03)  # noise of minibatches
+        torch.testing.assert_close(scale, precision.diagonal()[:3].rsqrt(), rtol=0.1, atol=0)
+    assert (exact - plain).abs().max() > 0.1
+
+
+def test_validation_is_weighted():
+    x, y = tiny_data()
+    weights = torch.zeros(40)
+    weights[:7] = 2.0
+    net, likelihood = tiny_net(), gaussian()
+    part = log_predictive_density(net, likelihood, x[:7], y[:7], seed=0)
+    whole = log_predictive_density(net, likelihood, x, y, seed=0, weights=weights)
+    torch.testing.assert_close(whole, part)
+    _, history = trained(tiny_config(num_steps=10), validation=(x, y, weights))
+    _, same = trained(tiny_config(num_steps=10), validation=(x[:7], y[:7]))
+    torch.testing.assert_close(history.validation[-1], same.validation[-1])
 
 
 @pytest.mark.parametrize("num_rows", [1, 2])

@@ -66,6 +66,23 @@ def test_compiled_and_by_layers_give_the_same(batch_shape, num_outputs, changes)
         torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4)
 
 
+@needs_kernel
+def test_compiled_and_by_layers_give_the_same_with_weights_per_replica():
+    x, y = tiny_data()
+    weights = torch.rand(3, 40, generator=torch.Generator().manual_seed(0))
+    found = []
+    for compiled in (True, False):
+        model, likelihood = network((3,)), whvi.likelihoods.Gaussian(batch_shape=(3,))
+        config = tiny_config(record_every=1, compiled=compiled)
+        history = fit(model, likelihood, (x, y, weights), config=config)
+        assert history.compiled is compiled
+        found.append((history, weights_of(model, likelihood)))
+    (ours, one), (theirs, other) = found
+    assert ours.expected_log_lik[0] == theirs.expected_log_lik[0]
+    for a, b in zip(one, other, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-4)
+
+
 def forward_hook(model):
     model[0].register_forward_hook(lambda *_: None)
 

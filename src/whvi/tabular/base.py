@@ -15,16 +15,16 @@ import numpy as np
 import pandas as pd
 import torch
 from numpy.typing import NDArray
-from scipy import sparse
 from sklearn.base import BaseEstimator
 from sklearn.utils import check_random_state
-from sklearn.utils.validation import check_array, check_is_fitted, validate_data
+from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 
 from whvi._checks import check_positive_int
 from whvi._files import conform
 from whvi.errors import ConfigError, DataError, ModelFileError
 from whvi.predictive import Predictive
+from whvi.tabular.arrays import Rows, as_table, plain, row_weights
 from whvi.tabular.calibration import Candidate, CountUnit, Trials, choose
 from whvi.tabular.conformal import ConformalModel, from_tensors, set_apart, to_tensors
 from whvi.tabular.extrapolation import linearized
@@ -118,13 +118,20 @@ class WHVIEstimator(ConformalModel, SavedModel, BaseEstimator):  # type: ignore[
         """Return the likelihoods to try, the preferred one first."""
 
     @abstractmethod
-    def _targets(self, y: Any, num_rows: int) -> Targets:
+    def _targets(
+        self, y: Any, num_rows: int, weights: NDArray[np.float64] | None = None
+    ) -> Targets:
         """Check targets and turn them into what networks predict."""
+
+    def _weights(self, rows: Rows) -> NDArray[np.float64] | None:
+        """Return how often each row counts in training; ``None``: once."""
+        return rows.weights
 
     def fit(
         self: Self,
         X: Any,
         y: Any,
+        sample_weight: Any = None,
         *,
         checkpoint: str | os.PathLike[str] | None = None,
         callbacks: Sequence[Callback] = (),
@@ -132,8 +139,11 @@ class WHVIEstimator(ConformalModel, SavedModel, BaseEstimator):  # type: ignore[
         """Fit the ensemble.
 
         Args:
-            X: Frame or array ``(N, d)``.
+            X: Frame, array, tensor or sparse matrix ``(N, d)``; what is sparse is written out.
             y: Targets ``(N,)``, for a regression also ``(N, O)``; labels of any kind.
+            sample_weight: How often each row counts, ``(N,)``: 3 is about as good as the row three
+                times, 0 as no row at all. The scale matters: their sum is the number of data that
+                the prior is weighed against. ``None``: once.
             checkpoint: Folder; a fit of the same data and options that was stopped goes on from
                 there and ends bitwise as if it had not been.
             callbacks: Each is called with every :class:`whvi.training.history.StepRecord`.
@@ -143,17 +153,16 @@ class WHVIEstimator(ConformalModel, SavedModel, BaseEstimator):  # type: ignore[
         self._check_options()
         table, named = self._table(X, reset=True)
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
-        targets = self._targets(y, len(table))
-        table, y, apart = set_apart(table, y, self.conformal_fraction, seed)
-        if apart is not None:  # which nothing that follows has seen
-            targets = self._targets(y, len(table))
+        rows, apart = self._split(Rows(table, y), sample_weight, seed)
+        table, weights = rows.table, rows.weights
+        targets = self._targets(rows.y, len(table), weights)
         schema = TableSchema.learn(
             table,
             named=named,
             target_names=targets.names,
             target_kind=targets.kind,
         )
-        schema, encoded = learn_effects(schema, table, targets.memberships(), seed)
+        schema, encoded = learn_effects(schema, table, targets.memberships(), seed, weights)
         plan = plan_for(
             len(table),
             encoded.shape[1],
@@ -166,7 +175,7 @@ class WHVIEstimator(ConformalModel, SavedModel, BaseEstimator):  # type: ignore[
         folder = None if checkpoint is None else Path(checkpoint)
         session = Session(folder, tuple(callbacks), self.verbose > 0)
         with limited_threads(1 if len(encoded) < FEW_ROWS else torch.get_num_threads()):
-            best, far = self._best_candidate(encoded, targets, plan, session, seed)
+            best, far = self._best_candidate(encoded, targets, weights, plan, session, seed)
         likelihood = best.trained.likelihood.double()
         architecture = best.trained.architecture
         if targets.scaling is not None and architecture.likelihood != "poisson":
@@ -184,13 +193,27 @@ class WHVIEstimator(ConformalModel, SavedModel, BaseEstimator):  # type: ignore[
             "seconds": time.perf_counter() - start,
         }
         if apart is not None:
-            self._set_conformal_scores(*apart)
+            self._set_conformal_scores(apart.table, apart.y)
         return self
+
+    def _split(self, rows: Rows, sample_weight: Any, seed: int) -> tuple[Rows, Rows | None]:
+        """Return the rows to fit with their weights, and those that nothing in the fit may see."""
+        if not isinstance(rows.y, pd.Series):
+            rows = rows._replace(y=plain(rows.y))
+        if sample_weight is not None:
+            rows = rows.weighted(row_weights(sample_weight, len(rows.table)))
+        apart = None
+        if self.conformal_fraction != 0:
+            self._targets(rows.y, len(rows.table))  # refuses what is wrong in any row
+            rows, apart = set_apart(rows, self.conformal_fraction, seed)
+        weights = self._weights(rows)
+        return rows if weights is None else rows.weighted(weights), apart
 
     def _best_candidate(
         self,
         encoded: NDArray[np.float64],
         targets: Targets,
+        weights: NDArray[np.float64] | None,
         plan: Plan,
         session: Session,
         seed: int,
@@ -203,18 +226,22 @@ class WHVIEstimator(ConformalModel, SavedModel, BaseEstimator):  # type: ignore[
         if targets.counts is not None and targets.scaling is not None:
             mean, scale = float(targets.scaling.mean[0, 0]), float(targets.scaling.scale[0, 0])
             count_unit = CountUnit(0.5 / scale, -mean / scale)
+        counts = None if weights is None else torch.as_tensor(weights, device=self.device)
         embeddings = [learn_embedding(encoded), learn_embedding(encoded, num_bins=plan.bins)]
         trials = Trials(
             tuple(embeddings if len(embeddings[1].column) else embeddings[:1]),
             encoded, values, count_unit, targets.num_outputs, self.posterior, self.num_draws,
-            plan, session, seed,
+            plan, session, seed, counts,
         )  # fmt: skip
         best = choose(trials, self._candidates(targets))
         self.candidates_ = trials.done
         if not self.linearize:
             return best, None
         width, y = encoded.shape[1], values.get(best.trained.architecture.likelihood, values[""])
-        return best, linearized(best.trained, best.functions, best.x, y, seed, num_columns=width)
+        far = linearized(
+            best.trained, best.functions, best.x, y, seed, num_columns=width, weights=counts
+        )
+        return best, far
 
     def _adopt(self, predictor: Predictor, model: torch.nn.Sequential, history: History) -> None:
         """Take trained networks as one's own."""
@@ -238,7 +265,10 @@ class WHVIEstimator(ConformalModel, SavedModel, BaseEstimator):  # type: ignore[
 
     def _table(self, X: Any, *, reset: bool) -> tuple[pd.DataFrame, bool]:
         """Return ``X`` as a frame, and whether its columns came with names (all of them texts)."""
-        found = _as_table(X, type(self).__name__)
+        found = X, True
+        if not _is_ready(X):
+            X = plain(X)
+            found = as_table(X, type(self).__name__)
         validate_data(self, X=X, reset=reset, skip_check_array=True)
         return found
 
@@ -315,10 +345,22 @@ class WHVIEstimator(ConformalModel, SavedModel, BaseEstimator):  # type: ignore[
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
         tags.input_tags.allow_nan = True
+        tags.input_tags.sparse = True
         tags.input_tags.string = True
         tags.input_tags.categorical = True
         tags.non_deterministic = False
         return tags
+
+
+def _is_ready(table: Any) -> bool:
+    """Whether it is a frame as it should be, so that there is nothing to convert or to refuse."""
+    return (
+        isinstance(table, pd.DataFrame)
+        and not table.empty
+        and table.columns.is_unique
+        and all(isinstance(name, str) for name in table.columns)
+        and not any(isinstance(dtype, pd.SparseDtype) for dtype in table.dtypes)
+    )
 
 
 def check_rows(y: NDArray[Any], num_rows: int) -> None:
@@ -341,39 +383,6 @@ def target_names(y: Any) -> tuple[str, ...]:
         return (str(name),)
     shape = np.asarray(y).shape
     return ("y",) if len(shape) < 2 or shape[1] == 1 else tuple(f"y{i}" for i in range(shape[1]))
-
-
-def _as_table(x: Any, estimator: str) -> tuple[pd.DataFrame, bool]:
-    if sparse.issparse(x):
-        raise TypeError(
-            f"sparse input is not supported by {estimator}; pass a dense array, for example "
-            "x.toarray()"
-        )
-    if isinstance(x, pd.DataFrame) or hasattr(x, "__dataframe__"):
-        frame = x if isinstance(x, pd.DataFrame) else pd.api.interchange.from_dataframe(x)
-        rows, columns = frame.shape
-        if rows == 0 or columns == 0:
-            what = "sample(s)" if rows == 0 else "feature(s)"
-            raise DataError(
-                f"found an empty table: 0 {what} (shape=({rows}, {columns})) while a minimum of 1 "
-                f"is required by {estimator}"
-            )
-        if not frame.columns.is_unique:
-            twice = frame.columns[frame.columns.duplicated()][0]
-            raise DataError(f"column name {twice!r} occurs more than once; rename one of them")
-        return frame, all(isinstance(name, str) for name in frame.columns)
-    # scikit-learn's own checks of shape and type; values are left to the schema
-    holds_texts = getattr(x if hasattr(x, "shape") else np.asarray(x), "dtype", None)
-    texts = holds_texts is not None and holds_texts.kind in "OUS"
-    array = check_array(
-        x,
-        dtype=None if texts else "numeric",
-        ensure_all_finite=False,
-        estimator=estimator,
-        input_name="X",
-    )
-    array = array.astype(object) if array.dtype.kind in "US" else array
-    return pd.DataFrame(array, columns=[f"x{i}" for i in range(array.shape[1])]), False
 
 
 def _summary(trained: Trained, plan: Plan, num_rows: int) -> dict[str, Any]:

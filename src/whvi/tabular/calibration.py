@@ -18,6 +18,7 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -38,12 +39,14 @@ _MOST_ROWS = 4096
 _LEAST_MASS = 1e-12  # below, differences of distribution functions are rounding errors
 
 
-def best_factor(mnll: Tensor, num_rows: int, factors: Tensor, *, is_mixture: bool = True) -> Tensor:
+def best_factor(
+    mnll: Tensor, num_rows: float, factors: Tensor, *, is_mixture: bool = True
+) -> Tensor:
     """Return the index into ``factors`` of the best one, shape ``(...,)``.
 
     Args:
         mnll: For each of ``factors``, shape ``(..., K)``, averaged over ``num_rows`` rows.
-        num_rows: How many held-out rows stand behind it.
+        num_rows: How many held-out rows stand behind it, or the sum of their weights.
         factors: ``(K,)``.
         is_mixture: Whether the method gave a noise of its own, which then counts as much as
             20 held-out rows; a lone mean (trees) has none.
@@ -53,13 +56,16 @@ def best_factor(mnll: Tensor, num_rows: int, factors: Tensor, *, is_mixture: boo
 
 
 @torch.no_grad()
-def calibrate(trained: Trained, functions: Functions, x: Tensor, y: Tensor) -> tuple[float, float]:
+def calibrate(
+    trained: Trained, functions: Functions, x: Tensor, y: Tensor, weights: Tensor | None = None
+) -> tuple[float, float]:
     """Fit the factor on the rows that ``trained`` left out and build it into its networks.
 
     Args:
         trained: Its noise, or its last layer, is changed in place.
         functions: Draws of its networks as they are before.
         x, y: All rows.
+        weights: How often each of them counts, ``(N,)``.
 
     Returns:
         The factor, and the mean negative log-likelihood of these rows with it, in nats per row
@@ -73,29 +79,47 @@ def calibrate(trained: Trained, functions: Functions, x: Tensor, y: Tensor) -> t
     f, targets = functions(x[held_out]), y[held_out]
     noise = likelihood.noise_parameters()
     pooled = trained.folds.sharing or trained.architecture.members
+    score_of = partial(
+        _mnll, likelihood, y=targets, pooled=pooled, weights=_taken(weights, held_out)
+    )
     if not noise and not isinstance(likelihood, Bernoulli | Categorical):
-        return 1.0, _mnll(likelihood, f, targets, pooled)
+        return 1.0, score_of(f)
     kept = noise[0].clone() if noise else None
 
     def mnll(factor: float) -> float:
         if kept is None:
-            return _mnll(likelihood, f * factor, targets, pooled)
+            return score_of(f * factor)
         noise[0].copy_(kept + 2 * math.log(factor))
-        return _mnll(likelihood, f, targets, pooled)
+        return score_of(f)
 
     factors: list[float] = _FACTORS.tolist()
     curve = torch.tensor([mnll(factor) for factor in factors], dtype=torch.float64)
-    best = factors[int(best_factor(curve, held_out.numel(), _FACTORS))]
+    num_rows = held_out.numel() if weights is None else float(weights[held_out].sum())
+    best = factors[int(best_factor(curve, num_rows, _FACTORS))]
     score = mnll(best)  # leaves the noise at its best
     if kept is None:
         _scale_last_layer(trained.model, best)
     return best, score
 
 
-def _mnll(likelihood: Likelihood, f: Tensor, y: Tensor, pooled: int) -> float:
+def _mnll(
+    likelihood: Likelihood, f: Tensor, y: Tensor, pooled: int, weights: Tensor | None
+) -> float:
     """Score every ``pooled`` members that left out the same rows as one mixture."""
     log_prob = likelihood.log_prob(f, y).double().unflatten(0, (-1, pooled)).flatten(1, 2)
-    return float(math.log(log_prob.shape[-2]) - log_prob.logsumexp(-2).mean())
+    return math.log(log_prob.shape[-2]) - _mean(log_prob.logsumexp(-2), pooled, weights)
+
+
+def _taken(weights: Tensor | None, rows: Tensor) -> Tensor | None:
+    return None if weights is None else weights[rows]
+
+
+def _mean(values: Tensor, pooled: int, weights: Tensor | None) -> float:
+    """Average ``values (groups, V)``; weights are ``(V,)``, or ``(R, V)`` equal within a group."""
+    if weights is None:
+        return float(values.mean())
+    per_group = (weights if weights.dim() == 1 else weights[::pooled]).expand_as(values)
+    return float((per_group * values).sum() / per_group.sum())
 
 
 def _scale_last_layer(model: nn.Sequential, factor: float) -> None:
@@ -120,7 +144,12 @@ class CountUnit(NamedTuple):
 
 @torch.no_grad()
 def count_mnll(
-    trained: Trained, functions: Functions, x: Tensor, y: Tensor, unit: CountUnit
+    trained: Trained,
+    functions: Functions,
+    x: Tensor,
+    y: Tensor,
+    unit: CountUnit,
+    weights: Tensor | None = None,
 ) -> float:
     """Score held-out counts; a density gives them what it has from ``y - ½`` to ``y + ½``."""
     held_out = trained.folds.held_out
@@ -129,13 +158,14 @@ def count_mnll(
     held_out = held_out[..., :_MOST_ROWS]
     f, targets = functions(x[held_out]), y[held_out].squeeze(-1)
     pooled = trained.folds.sharing or trained.architecture.members
+    weights = _taken(weights, held_out)
     if trained.architecture.likelihood == "poisson":
-        return _mnll(trained.likelihood, f, y[held_out], pooled)
+        return _mnll(trained.likelihood, f, y[held_out], pooled, weights)
     predictive = copy.deepcopy(trained.likelihood).double().predictive(f.double())
     t = targets.double().expand(len(f), -1)
     below = predictive.cdf(t - unit.half).where(t > unit.zero + unit.half, torch.zeros_like(t))
     mass = (predictive.cdf(t + unit.half) - below).unflatten(0, (-1, pooled)).mean(1)
-    return -float(mass.clamp_min(_LEAST_MASS).log().mean())
+    return -_mean(mass.clamp_min(_LEAST_MASS).log(), pooled, weights)
 
 
 # Candidates ------------------------------------------------------------------------------------
@@ -168,6 +198,7 @@ class Trials:
         num_outputs, posterior: Of the networks.
         num_draws: Weight draws of a prediction.
         plan, session, seed: Of their training.
+        weights: How often each row counts, ``(N,)``; ``None``: once.
         done: One entry for each run.
     """
 
@@ -181,6 +212,7 @@ class Trials:
     plan: Plan
     session: Session
     seed: int
+    weights: Tensor | None = None
     done: list[dict[str, Any]] = field(default_factory=list)
 
     def train(self, embedding: Embedding, likelihood: str, *, short: bool = False) -> Candidate:
@@ -202,12 +234,13 @@ class Trials:
         name = likelihood + "-bins" * binned + "-trial" * short
         session = Session(self.session.checkpoint) if short else self.session
         trained = train_ensemble(
-            architecture, x, y, plan, seed=self.seed, session=session.within(name)
-        )
+            architecture, x, y, plan,
+            seed=self.seed, session=session.within(name), weights=self.weights,
+        )  # fmt: skip
         functions = trained.draw_functions(self.num_draws, self.seed)
-        factor, mnll = calibrate(trained, functions, x, y)
+        factor, mnll = calibrate(trained, functions, x, y, self.weights)
         if self.count_unit is not None:
-            mnll = count_mnll(trained, functions, x, y, self.count_unit)
+            mnll = count_mnll(trained, functions, x, y, self.count_unit, self.weights)
         if likelihood == "labels":  # whose last layer was scaled
             functions = trained.draw_functions(self.num_draws, self.seed)
         self.done.append(

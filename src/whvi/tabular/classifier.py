@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sized
+from dataclasses import dataclass, field
 from typing import Any, final
 
 import numpy as np
@@ -9,11 +11,15 @@ import pandas as pd
 import torch
 from numpy.typing import NDArray
 from sklearn.base import ClassifierMixin
+from sklearn.utils.class_weight import compute_class_weight
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, column_or_1d
+from torch import Tensor
 
-from whvi.errors import DataError
+from whvi.errors import ConfigError, DataError
+from whvi.predictive import Predictive
 from whvi.tabular import conformal
+from whvi.tabular.arrays import Rows, row_weights
 from whvi.tabular.base import Targets, WHVIEstimator, check_rows, target_names
 from whvi.tabular.inputs import Kind
 
@@ -22,21 +28,41 @@ _KINDS |= {"b": "boolean"}
 
 
 @final
+@dataclass(eq=False, repr=False)
 class WHVIClassifier(ClassifierMixin, WHVIEstimator):  # type: ignore[misc]  # no types there
     """Bayesian classification by an ensemble of Walsh-Hadamard networks; no tuning needed.
 
     Options and attributes are those of :class:`WHVIRegressor` without ``likelihood``;
     ``classes_`` holds the labels, and ``noise_factor_`` the factor on the logits that calibration
     on held-out rows found. ``predict_dist(X)`` also tells epistemic from aleatoric uncertainty:
-    ``.entropy()`` and ``.mutual_information()``.
+    ``.entropy()`` and ``.mutual_information()``. One column of labels is predicted; for several fit
+    one model each, ``sklearn.multioutput.MultiOutputClassifier(WHVIClassifier())``.
+
+    Args:
+        class_weight: How often the rows of a class count, ``{label: weight}``, times
+            ``sample_weight``; a label that is not named counts once. ``"balanced"``: all classes
+            alike. Probabilities are then those of a population with such shares.
     """
+
+    class_weight: dict[Any, float] | str | None = field(default=None, kw_only=True)
 
     def _candidates(self, targets: Targets) -> tuple[str, ...]:
         return ("labels",)
 
-    def _targets(self, y: Any, num_rows: int) -> Targets:
-        names = target_names(y)
-        classes, labels = _encoded(y, num_rows, names[0])
+    def _weights(self, rows: Rows) -> NDArray[np.float64] | None:
+        if self.class_weight is None:
+            return rows.weights
+        num_rows = len(rows.table)
+        _, classes, labels = _encoded(rows.y, num_rows)
+        own = np.ones(num_rows) if rows.weights is None else rows.weights
+        counts = np.bincount(labels, own).astype(np.float64)
+        factors = _class_factors(self.class_weight, classes, counts)
+        return row_weights(own * factors[labels], num_rows)
+
+    def _targets(
+        self, y: Any, num_rows: int, weights: NDArray[np.float64] | None = None
+    ) -> Targets:
+        names, classes, labels = _encoded(y, num_rows)
         values = torch.as_tensor(labels, dtype=torch.float32).unsqueeze(-1)
         kind = _KINDS.get(classes.dtype.kind, "numeric")
         return Targets(values, max(len(classes), 2), names, kind, classes=classes)
@@ -48,6 +74,18 @@ class WHVIClassifier(ClassifierMixin, WHVIEstimator):  # type: ignore[misc]  # n
         if len(self.classes_) == 1:
             return np.ones((len(found), 1))
         return found
+
+    def predict_log_proba(self, X: Any) -> NDArray[np.float64]:
+        """Return the logarithm of :meth:`predict_proba`, exact where a probability is tiny."""
+        table, num_classes = self._checked(X), len(self.classes_)
+        if num_classes == 1:
+            return np.zeros((len(table), 1))
+
+        def each(p: Predictive) -> Tensor:
+            labels = torch.arange(num_classes, dtype=torch.float64).unsqueeze(-1).expand(-1, len(p))
+            return torch.stack([p.log_prob(label) for label in labels], dim=-1)
+
+        return self._predictor.evaluate(table, each)
 
     def _scores(self, table: pd.DataFrame, y: Any) -> NDArray[np.float64]:
         number = pd.Index(self.classes_).get_indexer(column_or_1d(y))
@@ -76,9 +114,11 @@ class WHVIClassifier(ClassifierMixin, WHVIEstimator):  # type: ignore[misc]  # n
         return labels
 
 
-def _encoded(y: Any, num_rows: int, name: str) -> tuple[NDArray[Any], NDArray[np.int64]]:
-    """Return the sorted labels, and for every row the position of its own."""
-    values = column_or_1d(y, warn=True)
+def _encoded(y: Any, num_rows: int) -> tuple[tuple[str, ...], NDArray[Any], NDArray[np.int64]]:
+    """Return the name of the target, its sorted labels, and the position of that of every row."""
+    _check_one_column(y)
+    names = target_names(y)
+    name, values = names[0], column_or_1d(y, warn=True)
     check_rows(values, num_rows)
     missing = np.array([v is None or v != v for v in values.tolist()])
     if missing.any():
@@ -93,4 +133,33 @@ def _encoded(y: Any, num_rows: int, name: str) -> tuple[NDArray[Any], NDArray[np
         classes, labels = np.unique(values, return_inverse=True)
     except TypeError as error:
         raise DataError(f"target {name!r} mixes kinds of labels: {error}") from error
-    return classes, labels
+    return names, classes, labels
+
+
+def _check_one_column(y: Any) -> None:
+    rows = [row for row in y if isinstance(row, Sized)] if isinstance(y, list) else []
+    several = any(not isinstance(row, str) and len(row) != 1 for row in rows)
+    shape = (len(y), "several") if several else np.asarray(y).shape
+    if len(shape) > 1 and shape[1] != 1:
+        raise DataError(
+            f"y has shape ({', '.join(map(str, shape))}): several labels per row; a WHVIClassifier "
+            "predicts one. Fit one model for each column: "
+            "sklearn.multioutput.MultiOutputClassifier(WHVIClassifier())"
+        )
+
+
+def _class_factors(
+    option: Any, classes: NDArray[Any], counts: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """Return how often the rows of each class count, given their numbers (or sums of weights)."""
+    if isinstance(option, str) and option == "balanced":
+        present = counts > 0
+        mean = counts.sum() / max(np.count_nonzero(present), 1)
+        return np.where(present, mean / np.where(present, counts, 1.0), 0.0)
+    try:
+        factors = compute_class_weight(option, classes=classes, y=classes)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"class_weight {option!r:.80} cannot be used: {error}") from error
+    if not (np.isfinite(factors) & (factors >= 0)).all():
+        raise ConfigError(f"class_weight {option!r:.80} must hold numbers of at least 0")
+    return np.asarray(factors, dtype=np.float64)

@@ -22,7 +22,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import pandas as pd
@@ -33,6 +33,7 @@ from torch import Tensor
 
 from whvi._files import conform_tensor
 from whvi.errors import ConfigError, DataError, ModelFileError
+from whvi.tabular.arrays import Rows, numbered
 from whvi.tabular.inputs import Column
 
 _MOST_ROWS = 10_000  # with so many the coverage of one fit is exact to 0.3 %
@@ -41,28 +42,18 @@ _TENSOR = "conformal.scores"
 Self = TypeVar("Self", bound="ConformalModel")
 
 
-class Apart(NamedTuple):
-    """Rows that the fit does not see, and their targets."""
-
-    table: pd.DataFrame
-    y: Any
-
-
-def set_apart(
-    table: pd.DataFrame, y: Any, fraction: float, seed: int
-) -> tuple[pd.DataFrame, Any, Apart | None]:
-    """Split off a random ``fraction`` of the rows, at most 10,000; none of them if it is 0.
+def set_apart(rows: Rows, fraction: float, seed: int) -> tuple[Rows, Rows]:
+    """Split off a random ``fraction`` of the rows, at most 10,000.
 
     Returns:
-        Table and targets of the rows to fit, in random order, and the others.
+        The rows to fit, in random order, and the others.
 
     Raises:
         DataError: There are too few rows; or some, of either part, hold what cannot be used.
     """
-    if isinstance(fraction, bool) or not isinstance(fraction, int | float) or not 0 <= fraction < 1:
+    if isinstance(fraction, bool) or not isinstance(fraction, int | float) or not 0 < fraction < 1:
         raise ConfigError(f"conformal_fraction must lie in [0, 1), got {fraction!r}")
-    if fraction == 0:
-        return table, y, None
+    table = rows.table
     num_apart = min(max(round(fraction * len(table)), 1), _MOST_ROWS)
     if num_apart >= len(table):
         raise DataError(
@@ -71,13 +62,9 @@ def set_apart(
         )
     for k, name in enumerate(table.columns):
         Column.learn(table.iloc[:, k], str(name))  # to find what is wrong before the fit, not after
-    if table.index.name not in ("line", "row"):
-        table = table.reset_index(drop=True).rename_axis("row")
-    values = y if isinstance(y, pd.Series | pd.DataFrame) else np.asarray(y)
-    kept, apart, y, y_apart = train_test_split(
-        table, values, test_size=num_apart, random_state=seed
-    )
-    return kept, y, Apart(apart, y_apart)
+    places = train_test_split(np.arange(len(table)), test_size=num_apart, random_state=seed)
+    kept, apart = (rows._replace(table=numbered(table)).take(place) for place in places)
+    return kept, apart
 
 
 def quantile(scores: NDArray[np.float64] | None, level: float) -> NDArray[np.float64]:

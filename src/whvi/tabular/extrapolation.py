@@ -61,7 +61,14 @@ class _Slab(NamedTuple):
 
 @torch.no_grad()
 def linearized(
-    trained: Trained, functions: Functions, x: Tensor, y: Tensor, seed: int, *, num_columns: int
+    trained: Trained,
+    functions: Functions,
+    x: Tensor,
+    y: Tensor,
+    seed: int,
+    *,
+    num_columns: int,
+    weights: Tensor | None = None,
 ) -> Linearized | None:
     """Linearise the members of an ensemble; ``None`` where it is not affordable.
 
@@ -71,18 +78,21 @@ def linearized(
         x, y: All rows.
         seed: Of the displacements.
         num_columns: The first of the inputs, which are columns; the others are bins of them.
+        weights: How often each row counts, ``(N,)``; ``None``: once.
     """
     architecture = trained.architecture
     if architecture.posterior == "flow" or architecture.num_functions > _MOST_OUTPUTS:
         return None
-    members = _members(trained, x, y, num_columns)
+    members = _members(trained, x, y, num_columns, weights)
     generator = seeded_generator("displacements", seed)
     draws = torch.stack([m.covariance.draw(NUM_DRAWS, generator) for m in members])
     tangents = _tangents(trained, draws.to(x))
     return Linearized(functions, tangents, _gate(members, len(x)))
 
 
-def _members(trained: Trained, x: Tensor, y: Tensor, num_columns: int) -> list[_Member]:
+def _members(
+    trained: Trained, x: Tensor, y: Tensor, num_columns: int, weights: Tensor | None
+) -> list[_Member]:
     """Differentiate all members at the rows they were trained on, and at those they left out."""
     model, likelihood, folds = trained.model, trained.likelihood, trained.folds
     num_members, num_functions = trained.architecture.members, trained.architecture.num_functions
@@ -99,11 +109,16 @@ def _members(trained: Trained, x: Tensor, y: Tensor, num_columns: int) -> list[_
         found = jacobian(model, x[held_out], space).derivatives
         left_out = list(found[:, :, :num_functions].double())
     columns = x[rows][..., :num_columns]
-    weight = folds.train.shape[-1] / rows.shape[-1]
+    counts = root.new_full((num_members, rows.shape[-1]), folds.train.shape[-1] / rows.shape[-1])
+    if weights is not None:
+        total = weights[folds.train].sum(-1, keepdim=True)
+        counts = weights[rows] * (total / weights[rows].sum(-1, keepdim=True))
     errors_count = isinstance(likelihood, Gaussian | HeteroscedasticGaussian)
     return [
-        _Member(space, *parts, weight=weight, errors_count=errors_count)
-        for parts in zip(space.vector(model), columns, J, root, gradient, left_out, strict=True)
+        _Member(space, *parts, errors_count=errors_count)
+        for parts in zip(
+            space.vector(model), columns, J, root, gradient, counts, left_out, strict=True
+        )
     ]
 
 
@@ -117,8 +132,8 @@ class _Member:
         J: Derivatives of its functions there, ``(n, O, P)``.
         root: Root of the curvature of the likelihood, ``(n, O)``; for Gaussian noise ``1 / σ``.
         gradient: Of the log-likelihood with respect to the functions, ``(n, O)``.
+        counts: How often each row counts, ``(n,)``.
         left_out: Derivatives at rows that were left out, ``(h, O, P)``, if there are any.
-        weight: How often each row counts.
         errors_count: Whether errors of the linear model are those of its targets.
     """
 
@@ -130,13 +145,13 @@ class _Member:
         J: Tensor,
         root: Tensor,
         gradient: Tensor,
+        counts: Tensor,
         left_out: Tensor | None,
         *,
-        weight: float,
         errors_count: bool,
     ) -> None:
         self.x, self.left_out, self.errors_count = x, left_out, errors_count
-        whitening = math.sqrt(weight) * root
+        whitening = counts.sqrt().unsqueeze(-1) * root
         rows = (whitening.unsqueeze(-1) * J).flatten(0, 1)  # Z, (n·O, P)
         zero = theta.new_zeros(())
         statistics = Statistics(rows, None, torch.zeros_like(theta), zero, zero, len(rows))

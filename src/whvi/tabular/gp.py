@@ -25,6 +25,7 @@ from whvi.gp.model import RandomFeatureGP
 from whvi.gp.optimise import CollapsedFit
 from whvi.gp.projections import PROJECTIONS, Projection, draw_frequencies
 from whvi.predictive import Predictive
+from whvi.tabular.arrays import plain
 from whvi.tabular.modelfile import ModelFile, SavedModel, check_tensors
 from whvi.tabular.regressor import ArrayInterval
 from whvi.training.process import keep_freed_memory
@@ -144,9 +145,16 @@ class WHVIGPRegressor(RegressorMixin, SavedModel, BaseEstimator):  # type: ignor
         self.max_iter = max_iter
         self.random_state = random_state
 
-    def fit(self, X: Any, y: Any) -> WHVIGPRegressor:
-        """Fit to rows ``X (N, d)`` and targets ``y (N,)``."""
-        X, y = validate_data(self, X, y, dtype=np.float64, y_numeric=True, ensure_min_samples=2)
+    def fit(self, X: Any, y: Any, **refused: Any) -> WHVIGPRegressor:
+        """Fit to rows ``X (N, d)`` and targets ``y (N,)``; there are no weights of rows."""
+        if refused:
+            raise ConfigError(
+                f"fit of a WHVIGPRegressor takes X and y only, got {', '.join(refused)}; a "
+                "WHVIRegressor has sample_weight"
+            )
+        X, y = validate_data(
+            self, plain(X), plain(y), dtype=np.float64, y_numeric=True, ensure_min_samples=2
+        )
         check_positive_int("n_restarts", self.n_restarts)
         check_positive_int("max_iter", self.max_iter)
         x, targets = torch.tensor(X), torch.tensor(y, dtype=torch.float64)
@@ -218,7 +226,12 @@ class WHVIGPRegressor(RegressorMixin, SavedModel, BaseEstimator):  # type: ignor
 
     def _rows(self, X: Any) -> Tensor:
         check_is_fitted(self)
-        return torch.tensor(validate_data(self, X, dtype=np.float64, reset=False))
+        return torch.tensor(validate_data(self, plain(X), dtype=np.float64, reset=False))
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.sparse = True
+        return tags
 
     # Files ---------------------------------------------------------------------------------
 

@@ -22,7 +22,15 @@ from numpy.typing import NDArray
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor, nn
 
-from whvi._files import atomic_write, conform, conform_tensor, seal, unseal
+from whvi._files import (
+    atomic_write,
+    conform,
+    conform_tensor,
+    option_from_json,
+    option_to_json,
+    seal,
+    unseal,
+)
 from whvi.errors import ModelFileError, WhviError
 from whvi.tabular.inputs import Embedding, TableSchema
 from whvi.tabular.predictor import (
@@ -47,7 +55,6 @@ _POSITIVE = ("inputs.unit", "inputs.scale", "scaling.scale", "target_scale")
 _LARGEST_TARGET = 1e150
 _FARTHEST_GATE, _NARROWEST_GATE = 1e6, 1e-6
 _MOST_CHANGES = 1024  # draws of displacements of a member: what bounds the memory of a block
-_PLAIN = (bool, int, float, str, type(None))
 
 Self = TypeVar("Self", bound="SavedModel")
 
@@ -178,7 +185,7 @@ class SavedModel(ABC):
         parameters = self.get_params(deep=False)  # type: ignore[attr-defined]  # scikit-learn's
         own = {
             "estimator": type(self).__name__,
-            "parameters": {name: _plain(value) for name, value in parameters.items()},
+            "parameters": {name: option_to_json(value) for name, value in parameters.items()},
         }
         write_model_file(path, tensors, {**own, **document})
 
@@ -202,20 +209,9 @@ class SavedModel(ABC):
             raise ModelFileError(f"the file holds a {name!r:.80}, not a {cls.__name__}")
         known = set(cls._get_param_names())  # type: ignore[attr-defined]  # scikit-learn's
         given = {k: v for k, v in document["parameters"].items() if k in known}
-        estimator = cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in given.items()})
+        estimator = cls(**{name: option_from_json(value) for name, value in given.items()})
         estimator._restore(content)
         return estimator
-
-
-def _plain(value: Any) -> Any:
-    """Return a parameter as a JSON value; random generators are not kept."""
-    if isinstance(value, np.generic):
-        value = value.item()
-    if isinstance(value, _PLAIN):
-        return value
-    if isinstance(value, list | tuple | np.ndarray):
-        return [int(entry) for entry in value]
-    return None
 
 
 # What predicts, to and from the content of a file ----------------------------------------------

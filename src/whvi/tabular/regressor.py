@@ -64,7 +64,8 @@ class WHVIRegressor(RegressorMixin, WHVIEstimator):  # type: ignore[misc]  # no 
         num_draws: Weight draws of a prediction, over all members. They are fixed by the fit.
         linearize: Whether members are also linearised, with a full covariance over all their
             parameters, for rows that are far from the training rows (``far_share(X)`` tells which).
-        random_state: Seed; the same seed gives the same fit and predictions, bit for bit.
+        random_state: Seed; the same seed gives the same fit and predictions, bit for bit. ``None``:
+            one from numpy's global generator. Others are left alone.
         device: Where to compute.
         verbose: 1 or more shows a progress bar on stderr.
 
@@ -99,7 +100,9 @@ class WHVIRegressor(RegressorMixin, WHVIEstimator):  # type: ignore[misc]  # no 
             )
         return (self.likelihood,)
 
-    def _targets(self, y: Any, num_rows: int) -> Targets:
+    def _targets(
+        self, y: Any, num_rows: int, weights: NDArray[np.float64] | None = None
+    ) -> Targets:
         names = target_names(y)
         array = np.asarray(y)
         if array.dtype.kind in "OUS":
@@ -116,7 +119,7 @@ class WHVIRegressor(RegressorMixin, WHVIEstimator):  # type: ignore[misc]  # no 
         if self.likelihood == "poisson":
             _check_counts(rows)
         rows, heavy, notes = _without_typos(rows, names)
-        scaling = Standardizer.fit(rows)
+        scaling = Standardizer.fit(rows, weights=weights)
         seen = torch.as_tensor(scaling.transform(rows), dtype=torch.float32)
         counts = None
         if self.likelihood == "poisson" or (self.likelihood == "auto" and _are_counts(rows)):

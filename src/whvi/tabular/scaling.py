@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -37,13 +38,16 @@ class Standardizer:
     axis: int = -2
 
     @classmethod
-    def fit(cls, x: ArrayLike, *, axis: int = -2) -> Standardizer:
+    def fit(
+        cls, x: ArrayLike, *, axis: int = -2, weights: NDArray[np.float64] | None = None
+    ) -> Standardizer:
         """Measure mean and standard deviation along the rows.
 
         Args:
             x: Training rows, shape ``(..., N, d)``: every leading index is scaled on its own.
                 For targets of shape ``(..., N)`` pass ``axis=-1``.
             axis: The rows, counted from the end.
+            weights: How often each row counts, ``(N,)``.
         """
         x = np.asarray(x, dtype=np.float64)
         if axis >= 0:
@@ -57,8 +61,9 @@ class Standardizer:
         # Sums of differences from the first row are exact where a column is constant.
         first = np.take(unit, [0], axis)
         shifted = unit - first
-        drift = shifted.mean(axis, keepdims=True)
-        spread = np.sqrt(np.square(shifted - drift).mean(axis, keepdims=True))
+        average = partial(np.average, axis=axis, weights=weights, keepdims=True)
+        drift = average(shifted)
+        spread = np.sqrt(average(np.square(shifted - drift)))
         scale = np.ldexp(spread, exponent)
         varies = (spread > _ROUNDING_SPREAD) & (scale > 0)
         return cls(
@@ -162,7 +167,11 @@ _EFFECT_FOLDS = 5
 
 
 def learn_effects(
-    schema: TableSchema, table: pd.DataFrame, targets: NDArray[np.float64], seed: int
+    schema: TableSchema,
+    table: pd.DataFrame,
+    targets: NDArray[np.float64],
+    seed: int,
+    weights: NDArray[np.float64] | None = None,
 ) -> tuple[TableSchema, NDArray[np.float64]]:
     """Learn the effects of texts on the targets where a column has more than ten of them.
 
@@ -175,6 +184,7 @@ def learn_effects(
         table: Training rows.
         targets: Standardised numbers or class memberships, ``(N, K)``.
         seed: Of the folds.
+        weights: How often each row counts, ``(N,)``.
 
     Returns:
         The schema with effects, and the encoded training rows.
@@ -186,11 +196,13 @@ def learn_effects(
         if len(column.categories or ()) > _FEW_TEXTS and 0 < targets.shape[1] <= _MOST_EFFECTS:
             assert column.categories is not None
             known, count = column.positions(values), len(column.categories)
-            effects = _effects(known, targets, count)
+            effects = _effects(known, targets, count, weights)
             column = replace(column, effects=tuple(map(tuple, effects.tolist())))
             rows = column.encode(values)
             for k in range(_EFFECT_FOLDS):
-                others = _effects(known[fold != k], targets[fold != k], count)
+                rest = fold != k
+                of_rest = None if weights is None else weights[rest]
+                others = _effects(known[rest], targets[rest], count, of_rest)
                 rows[fold == k, count:] = others[known[fold == k]]
             encoded.append(rows)
         else:
@@ -200,13 +212,18 @@ def learn_effects(
 
 
 def _effects(
-    known: NDArray[np.int64], targets: NDArray[np.float64], num_categories: int
+    known: NDArray[np.int64],
+    targets: NDArray[np.float64],
+    num_categories: int,
+    weights: NDArray[np.float64] | None,
 ) -> NDArray[np.float64]:
     """Return the effects of each category, and of unknown ones in the last row."""
     where = np.where(known < 0, num_categories, known)
-    rows = np.bincount(where, minlength=num_categories + 1)
-    centred = targets - targets.mean(0)
+    rows = np.bincount(where, weights, num_categories + 1)
+    centred = targets - np.average(targets, axis=0, weights=weights)
+    if weights is not None:
+        centred *= weights[:, None]
     sums = [np.bincount(where, column, num_categories + 1) for column in centred.T]
     means = np.stack(sums, axis=1) / (rows + _EFFECT_ROWS)[:, None]
-    share = np.log((rows + 0.5) / len(known))
+    share = np.log((rows + 0.5) / rows.sum())
     return np.column_stack([means, share])

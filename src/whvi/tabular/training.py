@@ -24,6 +24,7 @@ from whvi.tabular.predictor import (
     StructuredDraws,
 )
 from whvi.training import FitConfig, fit
+from whvi.training.batches import Batch, WeightedBatch
 from whvi.training.config import seeded_generator
 from whvi.training.history import History, StepRecord
 
@@ -245,9 +246,18 @@ def draw_layers(
 
 
 def train_ensemble(
-    architecture: Architecture, x: Tensor, y: Tensor, plan: Plan, *, seed: int, session: Session
+    architecture: Architecture,
+    x: Tensor,
+    y: Tensor,
+    plan: Plan,
+    *,
+    seed: int,
+    session: Session,
+    weights: Tensor | None = None,
 ) -> Trained:
     """Train networks on ``x (N, in)`` and ``y (N, out)``, which are on the device to use.
+
+    ``weights (N,)``: how often each row counts, in training and among the rows left out.
 
     Should the objective leave the finite numbers, training starts again with a smaller rate.
     """
@@ -255,10 +265,15 @@ def train_ensemble(
         folds = rotating_folds(len(x), plan.members, plan.validation_fraction, seed)
     else:
         folds = common_fold(len(x), plan.validation_fraction, seed)
-    held_out = None if folds.held_out is None else (x[folds.held_out], y[folds.held_out])
+
+    def part(rows: Tensor) -> Batch | WeightedBatch:
+        return (x[rows], y[rows]) if weights is None else (x[rows], y[rows], weights[rows])
+
+    held_out = None if folds.held_out is None else part(folds.held_out)
 
     def train(factor: float) -> Trained:
-        model, likelihood = architecture.build()
+        with torch.random.fork_rng(devices=[]):  # new layers draw from the global generator
+            model, likelihood = architecture.build()
         if architecture.likelihood == "poisson":
             likelihood.set_target_scaling(y.cpu())
         model, likelihood = model.to(x.device), likelihood.to(x.device)
@@ -269,7 +284,7 @@ def train_ensemble(
         history = fit(
             model,
             trained_by,
-            (x[folds.train], y[folds.train]),
+            part(folds.train),
             config=plan.fit_config(seed, factor=factor),
             validation=held_out,
             callbacks=session.callbacks,

@@ -2,6 +2,10 @@
 
 The order of rows in memory is a pure function of (seed + replica, epoch), so that a resumed run
 sees the same batches. A source is asked for the batches from a given step on.
+
+With weights the objective is ``Σ_i w_i E[log p(y_i | f)] − KL``. Of ``n`` rows of mean weight
+``w̄``, row ``i`` occurs ``w_i / w̄`` times in an epoch, rounded up or down (:func:`weighted_rows`),
+and batches count for ``N = Σ_i w_i`` data. Nothing else changes.
 """
 
 from __future__ import annotations
@@ -9,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 from collections.abc import Iterable, Iterator, Sized
-from typing import final
+from typing import cast, final
 
 import torch
 from torch import Tensor
@@ -22,11 +26,33 @@ from whvi.training.distributed import Ranks
 from whvi.training.state import TrainingState
 
 Batch = tuple[Tensor, Tensor]
+WeightedBatch = tuple[Tensor, Tensor, Tensor]
+"""``(x, y, weights)``."""
 
 
-def epoch_order(num_rows: int, seed: int, epoch: int) -> Tensor:
-    """Return the permutation of the rows in ``epoch``: a pure function of its arguments."""
-    return torch.randperm(num_rows, generator=seeded_generator("order", seed, epoch))
+def epoch_order(num_rows: int, seed: int, epoch: int, ends: Tensor | None = None) -> Tensor:
+    """Return the rows of ``epoch`` in their order: a pure function of its arguments.
+
+    Without weights it is a permutation; ``ends``: see :func:`weighted_rows`.
+    """
+    generator = seeded_generator("order", seed, epoch)
+    order = torch.randperm(num_rows, generator=generator)
+    return order if ends is None else weighted_rows(ends, generator)[order]
+
+
+def weighted_rows(ends: Tensor, generator: torch.Generator) -> Tensor:
+    """Draw ``n`` sorted row numbers in proportion to weights, by systematic resampling.
+
+    The rows lie end to end, each as long as its weight over the mean; the draws are the rows at
+    ``u, u + 1, …, u + n − 1`` with one uniform ``u``.
+
+    Args:
+        ends: Where each row ends, ``(n,)`` in float64: from 0 to ``n``.
+        generator: Source of ``u``.
+    """
+    u = torch.rand((), generator=generator).double()  # of 24 bits: u + n − 1 stays below n
+    points = torch.arange(len(ends), dtype=torch.float64) + u
+    return torch.searchsorted(ends, points, right=True)
 
 
 @final
@@ -36,8 +62,14 @@ class TensorBatches:
     ``x`` and ``y`` lead with ``(N,)``, shared by the replicas, or with ``(*batch_shape, N)``.
     Replica ``r`` uses ``seed + r``; each rank gets its own ``batch_size / world_size`` rows. Rows
     left over when ``batch_size`` does not divide ``N`` wait for the next epoch, so all batches
-    have the same size and every row the same chance.
+    have the same size and every row the same chance, or one in proportion to its weight.
+
+    Attributes:
+        num_data: ``N`` of the objective: rows, or the sum of the weights (per replica, if each
+            has weights of its own).
     """
+
+    num_data: int | Tensor
 
     def __init__(
         self,
@@ -47,25 +79,33 @@ class TensorBatches:
         batch_size: int,
         seed: int,
         ranks: Ranks,
+        weights: Tensor | None = None,
     ) -> None:
         check_rows(x, batch_shape)
         x_axis = row_axis(x, batch_shape)
-        self.num_data = x.shape[x_axis]
-        if self.num_data == 0:
+        self.num_data = self.num_rows = x.shape[x_axis]
+        if self.num_rows == 0:
             raise DataError("there are no rows to train on")
-        self._fingerprint_of = (x, y)
+        self._fingerprint_of = {"x": x, "y": y}
         self._batch_shape = batch_shape
-        self._batch_size = min(batch_size, self.num_data)
+        self._batch_size = min(batch_size, self.num_rows)
         self._share = ranks.share(self._batch_size)
         self._seeds = [seed + r for r in range(torch.Size(batch_shape).numel())]
-        y_axis = _target_axis(y, batch_shape, self.num_data)
+        self._ends: list[Tensor | None] = [None] * len(self._seeds)
+        if weights is not None and not bool((weights == 1).all()):
+            self._fingerprint_of["weights"] = weights
+            ends = weights.detach().cpu().double().cumsum(-1)
+            self.num_data = ends[..., -1]
+            ends = ends / ends[..., -1:] * self.num_rows
+            self._ends = [*ends.expand(*batch_shape, -1).reshape(-1, self.num_rows)]
+        y_axis = _target_axis(y, batch_shape, self.num_rows)
         self._axes = (x_axis, y_axis)
         self._x = x.reshape(-1, *x.shape[x_axis + 1 :])
         self._y = y.reshape(-1, *y.shape[y_axis + 1 :])
 
     def batches(self, start: int) -> Iterator[Batch]:
         """Yield the batches of step ``start``, ``start + 1``, … without end."""
-        per_epoch = self.num_data // self._batch_size
+        per_epoch = self.num_rows // self._batch_size
         first_epoch, skip = divmod(start, per_epoch)
         for epoch in itertools.count(first_epoch):
             x_rows, y_rows = self._rows(epoch)
@@ -74,15 +114,16 @@ class TensorBatches:
             skip = 0
 
     def fingerprint(self) -> dict[str, object]:
-        """Return the number of rows and the SHA-256 of both tensors."""
-        x, y = self._fingerprint_of
-        return {"num_data": self.num_data, "x": tensor_digest(x), "y": tensor_digest(y)}
+        """Return the number of rows and the SHA-256 of every tensor."""
+        digests = {name: tensor_digest(each) for name, each in self._fingerprint_of.items()}
+        return {"num_data": self.num_rows, **digests}
 
     def _rows(self, epoch: int) -> list[tuple[Tensor, ...]]:
         """Return, for every step of the epoch, flat row numbers into ``x`` and into ``y``."""
-        size, n = self._batch_size, self.num_data
+        size, n = self._batch_size, self.num_rows
         steps = n // size
-        order = torch.stack([epoch_order(n, seed, epoch) for seed in self._seeds])
+        replicas = zip(self._seeds, self._ends, strict=True)
+        order = torch.stack([epoch_order(n, seed, epoch, ends) for seed, ends in replicas])
         rows = order[:, : steps * size].reshape(-1, steps, size)[:, :, self._share]
 
         def per_step(axis: int) -> tuple[Tensor, ...]:
@@ -159,34 +200,53 @@ def _target_axis(y: Tensor, batch_shape: tuple[int, ...], num_rows: int) -> int:
     )
 
 
-def check_pair(name: str, x: Tensor, y: Tensor, state: TrainingState) -> None:
+def check_batch(name: str, data: Batch | WeightedBatch, state: TrainingState) -> None:
     """Refuse data on another device than the model, not finite, or no targets of its likelihood."""
-    for part, tensor in ((f"{name} x", x), (f"{name} y", y)):
+    for part, tensor in zip((f"{name} x", f"{name} y", f"{name} weights"), data, strict=False):
         if tensor.device != state.device:
             raise ShapeError(f"{part} is on {tensor.device}, but the model is on {state.device}")
         check_finite(part, tensor)
-    state.likelihood.check_targets(y)
+    state.likelihood.check_targets(data[1])
+    if len(data) == 3:
+        _check_weights(f"{name} weights", data[2], data[0], state.batch_shape)
+
+
+def _check_weights(name: str, weights: Tensor, x: Tensor, batch_shape: tuple[int, ...]) -> None:
+    num_rows = x.shape[row_axis(x, batch_shape)]
+    if tuple(weights.shape) not in ((num_rows,), (*batch_shape, num_rows)):
+        raise ShapeError(
+            f"{name} must have shape ({num_rows},) or (*batch_shape, {num_rows}), one for every "
+            f"row, got {tuple(weights.shape)}"
+        )
+    sums = weights.double().sum(-1)
+    if bool((weights < 0).any()) or not bool(((sums > 0) & sums.isfinite()).all()):
+        raise DataError(
+            f"{name} must be at least 0 with a finite sum above 0 (in each replica); the least is "
+            f"{weights.min().item():g}, sums are {sums.min().item():g} to {sums.max().item():g}"
+        )
 
 
 def batch_source(
-    data: Batch | Iterable[Batch], state: TrainingState, num_data: int | None
+    data: Batch | WeightedBatch | Iterable[Batch], state: TrainingState, num_data: int | None
 ) -> BatchSource:
-    """Make the source that suits ``data``: a pair of tensors, or an iterable of such pairs."""
+    """Make the source that suits ``data``: tensors in memory, or an iterable of pairs of them."""
     match data:
-        case (Tensor() as x, Tensor() as y):
-            check_pair("training", x, y, state)
+        case (Tensor() as x, Tensor() as y) | (Tensor() as x, Tensor() as y, Tensor()):
+            tensors = cast(Batch | WeightedBatch, data)
+            check_batch("training", tensors, state)
+            weights = tensors[2] if len(tensors) == 3 else None
             size, seed = state.config.batch_size, state.config.seed
-            source = TensorBatches(x, y, state.batch_shape, size, seed, state.ranks)
-            if num_data not in (None, source.num_data):
+            source = TensorBatches(x, y, state.batch_shape, size, seed, state.ranks, weights)
+            if num_data not in (None, source.num_rows):
                 raise ConfigError(
-                    f"num_data is {num_data}, but the data has {source.num_data} rows"
+                    f"num_data is {num_data}, but the data has {source.num_rows} rows"
                 )
             return source
     if num_data is None:
         parts = data if isinstance(data, tuple | list) and len(data) <= 4 else [data]
         raise ConfigError(
-            "data must be a pair (x, y) of tensors, or an iterable of such pairs together with "
-            "num_data, its number of rows; got "
+            "data must be tensors (x, y) or (x, y, weights), or an iterable of pairs (x, y) "
+            "together with num_data, its number of rows; got "
             f"{', '.join(type(part).__name__ for part in parts)} without num_data"
         )
     return LoaderBatches(data, num_data, state.device)

@@ -16,7 +16,14 @@ from whvi.errors import NumericalError
 from whvi.functions import draw_functions
 from whvi.layers.protocol import kl_per_layer
 from whvi.likelihoods import Likelihood
-from whvi.training.batches import Batch, BatchSource, batch_source, check_pair, tensor_digest
+from whvi.training.batches import (
+    Batch,
+    BatchSource,
+    WeightedBatch,
+    batch_source,
+    check_batch,
+    tensor_digest,
+)
 from whvi.training.checkpoint import Checkpoints, resumed
 from whvi.training.config import FitConfig, learning_rate, seeded_generator
 from whvi.training.distributed import broadcast_from_first, check_whole, current_ranks
@@ -36,10 +43,10 @@ _FORMAT_VERSION = 3  # of checkpoints: raise it when names or meanings in them c
 def fit(
     model: nn.Module,
     likelihood: Likelihood,
-    data: Batch | Iterable[Batch],
+    data: Batch | WeightedBatch | Iterable[Batch],
     *,
     config: FitConfig,
-    validation: Batch | None = None,
+    validation: Batch | WeightedBatch | None = None,
     num_data: int | None = None,
     callbacks: Sequence[Callback] = (),
     checkpoint: Checkpoints | str | os.PathLike[str] | None = None,
@@ -56,9 +63,12 @@ def fit(
         likelihood: ``log_prob(f, y)`` and the noise.
         data: ``(x, y)`` tensors in memory, shared by the replicas (``(N, ...)``) or one set per
             replica (``(*batch_shape, N, ...)``); or a ``DataLoader`` or other iterable of batches.
+            ``(x, y, weights)``, with weights of at least 0, ``(N,)`` or ``(*batch_shape, N)``: row
+            ``i`` counts ``w_i`` times in the ELBO, whose number of data is the sum of the weights.
+            Rows are drawn into batches in proportion; weights of 1 change nothing.
         config: Options.
-        validation: ``(x, y)`` held out, scored every ``config.eval_every`` steps by the mean log
-            predictive density.
+        validation: ``(x, y)`` or ``(x, y, weights)`` held out, scored every ``config.eval_every``
+            steps by the (weighted) mean log predictive density.
         num_data: Rows of the whole training set; needed for an iterable only.
         callbacks: Each is called with every :class:`StepRecord`, on every rank.
         checkpoint: Folder for checkpoints. If it holds one of the same fit, that fit goes on,
@@ -78,7 +88,7 @@ def fit(
     state = TrainingState(model, likelihood, config, current_ranks())
     source = batch_source(data, state, num_data)
     if validation is not None:
-        check_pair("validation", *validation, state)
+        check_batch("validation", validation, state)
     if state.ranks.world_size > 1:
         check_whole(state.parameters)
         broadcast_from_first(state.changing().values())
@@ -98,7 +108,7 @@ def fit(
 def _take_steps(
     state: TrainingState,
     source: BatchSource,
-    validation: Batch | None,
+    validation: Batch | WeightedBatch | None,
     callbacks: Sequence[Callback],
     keep: Callable[[bool], None] | None,
 ) -> None:
@@ -111,7 +121,7 @@ def _take_steps(
             while state.step < config.num_steps and not state.finished:
                 told = interrupts.received is not None
                 result, gradients, stop = stepper.evaluate(*next(batches), stop=told)
-                due, scored = _due(config, state.step + 1, validation)
+                due, scored = _due(config, state.step + 1, validated=validation is not None)
                 if due:
                     good.save()
                     good_step = state.step
@@ -131,15 +141,18 @@ def _take_steps(
         raise NumericalError(f"{error}; the model is back at step {good_step}") from error
 
 
-def _due(config: FitConfig, step: int, validation: Batch | None) -> tuple[bool, bool]:
+def _due(config: FitConfig, step: int, *, validated: bool) -> tuple[bool, bool]:
     """Tell whether step ``step`` is recorded and whether it is scored: the last always is."""
     is_last = step == config.num_steps
-    scored = validation is not None and (is_last or step % config.eval_every == 0)
+    scored = validated and (is_last or step % config.eval_every == 0)
     return scored or is_last or step % config.record_every == 0, scored
 
 
 def _record(
-    state: TrainingState, result: Elbo, validation: Batch | None, callbacks: Sequence[Callback]
+    state: TrainingState,
+    result: Elbo,
+    validation: Batch | WeightedBatch | None,
+    callbacks: Sequence[Callback],
 ) -> None:
     """Add a record of the step just taken to the history and call the callbacks."""
     record = StepRecord(
@@ -157,11 +170,11 @@ def _record(
         callback(record)
 
 
-def _score(state: TrainingState, x: Tensor, y: Tensor) -> Value:
+def _score(state: TrainingState, x: Tensor, y: Tensor, weights: Tensor | None = None) -> Value:
     """Score the weights that the fit would end with now; keep the best."""
     model, likelihood, seed = state.bare, state.likelihood, state.config.seed
     with state.average or contextlib.nullcontext(), _mode(model, training=False):
-        score = log_predictive_density(model, likelihood, x, y, seed=seed)
+        score = log_predictive_density(model, likelihood, x, y, seed=seed, weights=weights)
         check_finite_tensors("the score", [("the validation data", score)], state.step)
         if state.best is not None:
             state.best.update(score)
@@ -171,18 +184,28 @@ def _score(state: TrainingState, x: Tensor, y: Tensor) -> Value:
 
 @torch.no_grad()
 def log_predictive_density(
-    model: nn.Module, likelihood: Likelihood, x: Tensor, y: Tensor, *, seed: int
+    model: nn.Module,
+    likelihood: Likelihood,
+    x: Tensor,
+    y: Tensor,
+    *,
+    seed: int,
+    weights: Tensor | None = None,
 ) -> Tensor:
     r"""Return the mean over rows of ``log 1/S Σ_s p(y | f_s(x))``, shape ``batch_shape``.
 
-    The draws are a function of ``seed``: two sets of weights are compared with the same noise.
+    With row weights, ``(N,)`` or ``(*batch_shape, N)``, it is the weighted mean. The draws are a
+    function of ``seed``: two sets of network weights are compared with the same noise.
     """
     generator = seeded_generator("validation", seed, device=x.device)
     f = draw_functions(
         model, x, num_draws=_VALIDATION_DRAWS, generator=generator, batch_size=_VALIDATION_ROWS
     )
     log_prob = likelihood.log_prob(f, y)
-    return (log_prob.logsumexp(-2) - math.log(_VALIDATION_DRAWS)).mean(-1)
+    density = log_prob.logsumexp(-2) - math.log(_VALIDATION_DRAWS)
+    if weights is None:
+        return density.mean(-1)
+    return (weights / weights.sum(-1, keepdim=True) * density).sum(-1).to(density.dtype)
 
 
 @contextlib.contextmanager
@@ -198,7 +221,7 @@ def _mode(model: nn.Module, *, training: bool) -> Iterator[None]:
 
 
 def _fingerprint(
-    state: TrainingState, source: BatchSource, validation: Batch | None
+    state: TrainingState, source: BatchSource, validation: Batch | WeightedBatch | None
 ) -> dict[str, dict[str, Any]]:
     """Return what must be the same for a fit to go on, as plain values."""
     held_out = {} if validation is None else {"xy": [*map(tensor_digest, validation)]}

@@ -29,6 +29,7 @@ from whvi.training.gradients import (
     blame_overflow,
     check_finite_tensors,
     clip_per_replica,
+    per_replica,
     replica_norms,
 )
 from whvi.training.state import TrainingState
@@ -61,10 +62,15 @@ class NoiseHold(contextlib.AbstractContextManager["NoiseHold"]):
 
 @final
 class Stepper:
-    """Takes steps of Adam on ``−ELBO / N``, ``N = num_data``, summed over the replicas."""
+    """Takes steps of Adam on ``−ELBO / N``, ``N = num_data``, summed over the replicas.
 
-    def __init__(self, state: TrainingState, num_data: int) -> None:
+    ``num_data`` is a number, or one for every replica.
+    """
+
+    def __init__(self, state: TrainingState, num_data: int | Tensor) -> None:
         self._state, self._num_data = state, num_data
+        if isinstance(num_data, Tensor):
+            self._num_data = num_data.to(next(iter(state.parameters.values())))
         self._kl = ModelKL(state.model)
         self._parameters = list(state.parameters.values())
         by_kernel = state.config.compiled and not torch.is_autocast_enabled(state.device.type)
@@ -126,7 +132,7 @@ class Stepper:
         with sampling(LocalReparameterization(generator)):  # for KLs that are estimated
             kl = self._kl()
         result = elbo_of_values(state.likelihood, f, y, kl, num_data=num_data, beta=beta)
-        (result.value.sum() * (-1 / num_data)).backward()
+        (result.value * (-1 / num_data)).sum().backward()
         gradients = [parameter.grad for parameter in self._parameters]
         for parameter in self._parameters:
             parameter.grad = None
@@ -143,7 +149,7 @@ class Stepper:
             log_prob, vjp = state.likelihood.vjp(f, y)
             size = log_prob.shape[-2] * log_prob.shape[-1]
             per_value, per_nat = _slopes(num_data, size, beta, kl.dtype)
-            to_f, *to_likelihood = vjp(per_value.expand_as(log_prob))
+            to_f, *to_likelihood = vjp(per_replica(per_value, log_prob).expand_as(log_prob))
             found = [
                 *model.backward(kept, cast(Tensor, to_f), per_nat.expand_as(kl)),
                 *to_likelihood,
@@ -167,7 +173,9 @@ class Stepper:
 
 
 @functools.lru_cache(maxsize=8)
-def _slopes(num_data: int, size: int, beta: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def _slopes(
+    num_data: int | Tensor, size: int, beta: float, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
     """Return ``∂ loss / ∂ log p = −1 / size`` and ``∂ loss / ∂ KL``, rounded as by autograd."""
-    per_value = torch.tensor(-1 / num_data, dtype=dtype).mul(num_data).div(size)
-    return per_value, torch.tensor(1 / num_data, dtype=dtype).mul(beta)
+    per_datum = torch.as_tensor(1 / num_data, dtype=dtype)
+    return -per_datum.mul(num_data).div(size), per_datum.mul(beta)
