@@ -9,7 +9,7 @@ import torch
 from whvi.errors import ShapeError
 from whvi.metrics import crps
 from whvi.predictive import Predictive
-from whvi.report.scores import pit_values, score_blocks, score_labels, score_regression
+from whvi.report.scores import judge_blocks, pit_values, score_labels, score_regression
 
 
 @pytest.fixture
@@ -77,6 +77,6 @@ def test_blocks_of_rows_have_the_scores_of_all(generator):
     together = score_regression(Predictive.gaussian(loc, torch.ones_like(loc)), y).as_dict()
     parts = [slice(k, k + 70) for k in range(0, 300, 70)]
     blocks = ((Predictive.gaussian(loc[:, p], torch.ones_like(loc[:, p])), y[p]) for p in parts)
-    found = score_blocks(blocks).as_dict()
+    found = judge_blocks(blocks)[0].as_dict()
     assert found.pop("intervals") == together.pop("intervals")
     assert found == pytest.approx(together, rel=1e-12)  # sums in another order

@@ -68,6 +68,7 @@ class WHVIRegressor(RegressorMixin, WHVIEstimator):  # type: ignore[misc]  # no 
         schema_, target_name_: Columns and target.
         history_, training_summary_, candidates_: What happened in training.
         notes_: What was odd about the targets.
+        validation_: Scores of ``whvi fit --cv`` or ``--holdout``, else empty.
         likelihood_, noise_factor_: Noise that was chosen, and the factor of its calibration.
         model_, network_likelihood_: The networks as R replicas, and their likelihood.
         n_iter_, n_features_in_, feature_names_in_, n_outputs_: As everywhere in scikit-learn.
