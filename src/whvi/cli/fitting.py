@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import shlex
 import sys
+import warnings
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -55,6 +56,11 @@ def fit_table(
     is_classifier = _is_classification(values, task, likelihood, options)
     drop = [*drop, *validation.not_inputs]
     x, y = _training_columns(table, target, drop, kinds, is_classifier)
+    if is_classifier and (different := len(pd.unique(y))) > len(y) / 2:
+        options.note(
+            f"the target {target!r} holds {different} different labels in {len(y)} rows; if they "
+            "are numbers to predict, pass --task regression"
+        )
     splits = []
     if validation:
         splits = validation.splits(table, y, is_classifier, parameters["random_state"])
@@ -65,10 +71,12 @@ def fit_table(
         targets = pd.Series(y[rows], name=target)
         return kind(**parameters).fit(x.iloc[rows], targets, checkpoint=folder)
 
-    if splits:
-        model = validated(fit, x, y, validation, splits, options, checkpoint)
-    else:
-        model = fit(slice(None), checkpoint)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="The number of unique classes")  # a note says so
+        if splits:
+            model = validated(fit, x, y, validation, splits, options, checkpoint)
+        else:
+            model = fit(slice(None), checkpoint)
     model.save(output)
     for note in model.notes_:
         options.note(note)
@@ -138,12 +146,22 @@ def _training_columns(
     drops = " ".join(f"--drop {shlex.quote(name)}" for name in problems)
     advice = [f"to leave out what cannot be used: {drops}"] * bool(problems)
     try:
-        y = (labels_of if is_classifier else numbers_of)(table, target, kinds.get(target))
+        y = (_classes_of if is_classifier else numbers_of)(table, target, kinds.get(target))
     except DataError as error:
         problems[target] = str(error)
     if problems:
         raise DataError("; ".join([*problems.values(), *advice]))
     return pd.DataFrame(found), y
+
+
+def _classes_of(table: Table, name: str, kind: Kind | None) -> NDArray[Any]:
+    labels = labels_of(table, name, kind)
+    if labels.dtype.kind == "f":
+        raise DataError(
+            f"the target {name!r} holds numbers such as {labels[labels % 1 != 0][0]:g}, and "
+            "classes are texts or whole numbers; pass --task regression"
+        )
+    return labels
 
 
 def _doubtful(texts: pd.Series) -> bool:

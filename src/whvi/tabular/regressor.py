@@ -18,6 +18,7 @@ from whvi._checks import check_positive_int
 from whvi.errors import ConfigError, DataError
 from whvi.predictive import Predictive
 from whvi.tabular.base import Targets, WHVIEstimator, check_rows, target_names
+from whvi.tabular.modelfile import LARGEST_TARGET
 from whvi.tabular.predictor import REGRESSION_LIKELIHOODS
 from whvi.tabular.scaling import Standardizer
 from whvi.tabular.training import FEW_ROWS
@@ -171,6 +172,12 @@ def _check_finite(y: NDArray[np.float64], names: tuple[str, ...]) -> None:
             f"target {names[column]!r} holds {len(bad)} values that are missing or infinite "
             f"(first: {'NaN' if np.isnan(y[row, column]) else 'infinity'} in row {row}); drop "
             "these rows"
+        )
+    row, column = np.unravel_index(np.abs(y).argmax(), y.shape)
+    if np.abs(y[row, column]) > LARGEST_TARGET:
+        raise DataError(
+            f"target {names[column]!r} holds {y[row, column]:g} in row {row}, and beyond "
+            f"{LARGEST_TARGET:g} no variance is finite; correct the cell or change the unit"
         )
 
 
