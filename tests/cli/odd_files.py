@@ -194,13 +194,12 @@ HAND_MADE: dict[str, str | bytes] = {
 # Files by seeds --------------------------------------------------------------------------------
 
 _CELLS: list[Callable[[Generator, int], str]] = [
-    lambda g, k: f"{g.normal():.4g}",
-    lambda g, k: f"{g.normal():.4g}",
+    *[lambda g, k: f"{g.normal():.4g}"] * 12,
     lambda g, k: str(g.integers(-5, 100)),
     lambda g, k: str(k),
     lambda g, k: f"{10.0 ** g.integers(-300, 300):g}",
     lambda g, k: f"{g.standard_cauchy():g}",
-    lambda g, k: str(g.choice(["a", "b", "c"])),
+    *[lambda g, k: str(g.choice(["a", "b", "c"]))] * 6,
     lambda g, k: f"name {g.integers(0, 60)}",
     lambda g, k: f"0{g.integers(0, 9)}",
     lambda g, k: str(g.choice(["True", "False"])),
@@ -256,7 +255,7 @@ def odd_file(seed: int) -> tuple[str, bytes]:
     lines += [
         [_quoted(cell, separator, generator) for cell in row] for row in zip(*columns, strict=True)
     ]
-    if generator.random() < 0.1 and len(lines) > 1:  # a ragged line
+    if generator.random() < 0.05 and len(lines) > 1:  # a ragged line
         line = lines[int(generator.integers(1, len(lines)))]
         line.append("1") if generator.random() < 0.5 else line.pop()
     end = str(generator.choice(["\n", "\n", "\n", "\r\n", "\r"]))
@@ -264,26 +263,26 @@ def odd_file(seed: int) -> tuple[str, bytes]:
         lines = [[*line, ""] for line in lines]  # trailing separators
     text = end.join(separator.join(line) for line in lines)
     text += end * int(generator.integers(0, 3))
-    encoding = str(generator.choice(["utf-8"] * 8 + ["utf-8-sig", "utf-16"]))
+    encoding = str(generator.choice(["utf-8"] * 28 + ["utf-8-sig", "utf-16"]))
     data = text.encode(encoding, errors="replace")
-    if generator.random() < 0.25:
+    if generator.random() < 0.15:
         data = _damaged(data, generator)
     return _packed(data, generator)
 
 
 def _columns(generator: Generator) -> tuple[list[list[str]], list[str]]:
-    num_rows = int(generator.choice([0, 1, 2, 3, 12, 30, 60]))
+    num_rows = int(generator.choice([0, 1, 2, 3, 12, 12, 12, 30, 30, 30, 60, 60, 60]))
     columns, names = [], []
-    for _ in range(int(generator.integers(0, 5))):
+    for _ in range(int(generator.choice([0, 1, 1, 2, 2, 3, 3, 4, 5]))):
         kind = _CELLS[int(generator.integers(len(_CELLS)))]
         column = [kind(generator, k) for k in range(num_rows)]
         rate = generator.choice([0, 0, 0.02, 0.3])
         stray = str(generator.choice(_STRAYS))
         columns.append([stray if generator.random() < rate else cell for cell in column])
         names.append(str(generator.choice(_NAMES)))
-    if generator.random() < 0.8:
+    if generator.random() < 0.95:
         names = [f"{name}{k}" if names.count(name) > 1 else name for k, name in enumerate(names)]
-    target = _CELLS[int(generator.choice([0, 0, 0, 2, 2, 6, 9, *range(len(_CELLS))]))]
+    target = _CELLS[int(generator.choice([0, 12, 16, 24] * 10 + [*range(len(_CELLS))]))]
     place = int(generator.integers(0, len(names) + 1))
     columns.insert(place, [target(generator, k) for k in range(num_rows)])
     names.insert(place, "y")

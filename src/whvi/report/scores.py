@@ -166,7 +166,8 @@ def _row_values(predictive: Predictive, y: Tensor, levels: Sequence[float]) -> T
 def pit_values(predictive: Predictive, y: Tensor) -> Tensor:
     """Return ``cdf(y)``; for counts halfway between ``P(Y < y)`` and ``P(Y <= y)``."""
     below = predictive.cdf(y)
-    return (below + predictive.cdf(y - 1)) / 2 if predictive.discrete else below
+    below = (below + predictive.cdf(y - 1)) / 2 if predictive.discrete else below
+    return below.clamp(max=1)  # a sum over components may round to more
 
 
 def score_labels(predictive: Predictive, labels: Tensor) -> LabelScores:

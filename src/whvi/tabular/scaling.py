@@ -112,7 +112,6 @@ def _check_finite(x: NDArray[np.float64]) -> None:
 
 # Inputs ----------------------------------------------------------------------------------------
 
-_LARGEST = 1e300  # so that differences are finite
 _HEAVY = 5.0  # interquartile ranges from the median: normal columns stay within 3.5
 
 
@@ -123,9 +122,9 @@ def learn_embedding(encoded: NDArray[np.float64], *, num_bins: int = 0) -> Embed
     standard deviation, if that is zero), elsewhere mean and standard deviation. Columns of two
     values have no bins. Rough functions need bins: a step is a weight of one of them.
     """
-    encoded = np.clip(encoded, -_LARGEST, _LARGEST)
     usual = Standardizer.fit(encoded)
-    low, median, high = np.quantile(encoded, [0.25, 0.5, 0.75], axis=0)
+    # a quarter, exactly, so that differences of the largest numbers are finite
+    low, median, high = 4 * np.quantile(encoded / 4, [0.25, 0.5, 0.75], axis=0)
     with np.errstate(over="ignore", invalid="ignore"):
         robust = np.where(high > low, high - low, usual.scale[0])
         farthest = np.abs(encoded - median).max(0) / robust
@@ -133,7 +132,8 @@ def learn_embedding(encoded: NDArray[np.float64], *, num_bins: int = 0) -> Embed
     heavy = (farthest > _HEAVY) & varied
     middle = np.where(heavy, median, usual.mean[0])
     unit = np.where(heavy, robust, usual.scale[0])
-    z = np.clip((encoded - middle) / unit, -FARTHEST, FARTHEST)
+    with np.errstate(over="ignore"):
+        z = np.clip((encoded - middle) / unit, -FARTHEST, FARTHEST)
     column, left, right = _bins(z, np.flatnonzero(varied & (num_bins > 1)), num_bins)
     mean, scale = np.zeros(z.shape[1] + len(column)), np.ones(z.shape[1] + len(column))
     raw = Embedding(middle, unit, heavy, z.min(0), z.max(0), column, left, right, mean, scale)
