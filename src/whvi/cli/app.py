@@ -133,8 +133,13 @@ def fit(
     """Fit a model to a table and write it to a file."""
     from whvi.cli.commands import TableOptions
     from whvi.cli.fitting import fit_table
-    from whvi.cli.validating import Validation
 
+    split = (cv, holdout, group, time, learn_split)
+    validation = None
+    if any(option not in (None, False) for option in split):
+        from whvi.cli.validating import Validation
+
+        validation = Validation(*split)
     fit_table(
         table,
         output,
@@ -149,7 +154,7 @@ def fit(
             **dict.fromkeys(numeric or [], "numeric"),
         },
         checkpoint=checkpoint,
-        validation=Validation(cv, holdout, group, time, learn_split),
+        validation=validation,
         n_members=members,
         max_iter=steps,
         random_state=seed,

@@ -14,7 +14,6 @@ import pandas as pd
 
 from whvi.cli.app import printable
 from whvi.cli.commands import STREAM, TableOptions, check_output, labels_of, numbers_of
-from whvi.cli.validating import Validation, score_lines, validated
 from whvi.errors import ConfigError, DataError
 from whvi.tabular.inputs import Column
 from whvi.tabular.reading import Table, require_column
@@ -22,6 +21,7 @@ from whvi.tabular.reading import Table, require_column
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from whvi.cli.validating import Validation
     from whvi.tabular.inputs import Kind
 
 _FEW_VALUES = 10  # different numbers of a target, at most so many of which may well be classes
@@ -39,7 +39,7 @@ def fit_table(
     drop: list[str],
     kinds: dict[str, Kind],
     checkpoint: str | None,
-    validation: Validation,
+    validation: Validation | None,
     **parameters: Any,
 ) -> None:
     """Read, fit, write; progress and a summary go to stderr. ``parameters``: of the estimators."""
@@ -50,11 +50,11 @@ def fit_table(
     check_output(output, [source])
     parameters |= {"hidden_layer_sizes": _widths(hidden), "verbose": int(not options.quiet)}
     table = options.open(source)
-    for name in (target, *drop, *kinds, *validation.not_inputs):
+    drop = [*drop, *(validation.not_inputs if validation else [])]
+    for name in (target, *drop, *kinds):
         require_column(table, name)
     values = table.frame([target], kinds)[target]
     is_classifier = _is_classification(values, task, likelihood, options)
-    drop = [*drop, *validation.not_inputs]
     x, y = _training_columns(table, target, drop, kinds, is_classifier)
     if is_classifier and (different := len(pd.unique(y))) > len(y) / 2:
         options.note(
@@ -73,7 +73,9 @@ def fit_table(
 
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="The number of unique classes")  # a note says so
-        if splits:
+        if validation:
+            from whvi.cli.validating import validated
+
             model = validated(fit, x, y, validation, splits, options, checkpoint)
         else:
             model = fit(slice(None), checkpoint)
@@ -83,6 +85,8 @@ def fit_table(
     if not options.quiet:
         print(printable(_summary(model, output)), file=sys.stderr)
     if validation:
+        from whvi.cli.validating import score_lines
+
         print(printable("\n".join(score_lines(model.validation_, validation))))
 
 
