@@ -84,6 +84,11 @@ def crps(predictive: Predictive, y: Tensor) -> Tensor:
     mixtures use the closed form, discrete ones the exact sum; others Gauss–Legendre quadrature of
     the cdf in panels between its quantiles and ``y`` (relative error below 1e-4).
     """
+    return crps_values(predictive, y).mean()
+
+
+def crps_values(predictive: Predictive, y: Tensor) -> Tensor:
+    """Return the same for every row, before the mean is taken."""
     if predictive.batch_shape:
         raise ShapeError(
             f"crps takes one mixture per row, got batch_shape {predictive.batch_shape}; "
@@ -96,8 +101,8 @@ def crps(predictive: Predictive, y: Tensor) -> Tensor:
     _check_same("predictive mean", predictive.mean, y)
     gaussian = predictive.gaussian_components()
     if gaussian is not None:
-        return _crps_gaussian(*gaussian, y, predictive.weights).mean()
-    return (_crps_sum if predictive.discrete else _crps_quadrature)(predictive, y).mean()
+        return _crps_gaussian(*gaussian, y, predictive.weights)
+    return (_crps_sum if predictive.discrete else _crps_quadrature)(predictive, y)
 
 
 def _crps_gaussian(loc: Tensor, scale: Tensor, y: Tensor, weights: Tensor | None = None) -> Tensor:

@@ -88,6 +88,13 @@ TABLES = {
     "1e30": (with_column("size", lambda k: 1e30 * (k - 9)), WORKS, WORKS),
     "1e-30": (with_column("size", lambda k: 1e-30 * (k - 9)), WORKS, WORKS),
     "mixed scales": (with_column("size", lambda k: 10.0 ** (k - 15)), WORKS, WORKS),
+    "the largest numbers": (with_column("size", lambda k: (-1) ** k * 1.7e308), WORKS, WORKS),
+    "a huge target": (with_column("price", lambda k: k * 1e200), "'price' holds 2.9e.*unit", WORKS),
+    "a day that is not": (
+        with_column("age", lambda k: f"2020-02-{k + 1:02d}"),
+        "'age' is to hold dates .*, got '2020-02-30' .*line 31.*: --drop age",
+        "not a number",
+    ),
     "a constant column": (with_column("size", lambda k: 3), WORKS, WORKS),
     "all columns constant": (text([{**GOOD[0], "price": k} for k in range(30)]), WORKS, WORKS),
     "a constant target": (with_column("price", lambda k: 3), WORKS, WORKS),
@@ -323,3 +330,29 @@ def test_a_label_that_training_did_not_have(files, tmp_path, capsys):
     data.write_text("size,age,town,kind\n1,2,A,free\n")
     assert main(["evaluate", files["label"], str(data)]) == 2
     assert "'free'" in capsys.readouterr().err
+
+
+def test_fractions_are_no_classes(tmp_path, capsys):
+    data, model = tmp_path / "t.csv", str(tmp_path / "m")
+    data.write_text("x,y\n1,0.5\n2,1\n3,0.5\n")
+    call = ["fit", str(data), "-t", "y", "-o", model, "--task", "classification", *QUICK]
+    assert main(call) == 2
+    assert "holds numbers such as 0.5, and classes are texts or whole" in capsys.readouterr().err
+
+
+def test_labels_that_nearly_all_differ_are_told_in_a_note(tmp_path, capsys):
+    data, model = tmp_path / "t.csv", str(tmp_path / "m")
+    data.write_text("x,y\n" + "".join(f"{k},t{k}\n" for k in range(30)))
+    assert main(["fit", str(data), "-t", "y", "-o", model, *QUICK[:-1]]) == 0
+    assert "note: the target 'y' holds 30 different labels in 30 rows" in capsys.readouterr().err
+
+
+def test_a_wide_table(tmp_path, capsys):
+    """More than 256 inputs: blocks of 320, which the reader of the file must expect too."""
+    data, model = tmp_path / "t.csv", str(tmp_path / "m")
+    names = [f"x{k}" for k in range(300)]
+    lines = [",".join(str((k * j) % 7) for j in range(301)) for k in range(20)]
+    data.write_text("\n".join([",".join([*names, "y"]), *lines]) + "\n")
+    call = ["fit", str(data), "-t", "y", "-o", model, "--likelihood", "gaussian", *QUICK]
+    assert main(call) == 0
+    assert main(["predict", model, str(data)]) == 0

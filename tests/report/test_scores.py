@@ -9,7 +9,7 @@ import torch
 from whvi.errors import ShapeError
 from whvi.metrics import crps
 from whvi.predictive import Predictive
-from whvi.report.scores import pit_values, score_blocks, score_labels, score_regression
+from whvi.report.scores import judge_blocks, judge_probs, pit_values, score_labels, score_regression
 
 
 @pytest.fixture
@@ -77,6 +77,28 @@ def test_blocks_of_rows_have_the_scores_of_all(generator):
     together = score_regression(Predictive.gaussian(loc, torch.ones_like(loc)), y).as_dict()
     parts = [slice(k, k + 70) for k in range(0, 300, 70)]
     blocks = ((Predictive.gaussian(loc[:, p], torch.ones_like(loc[:, p])), y[p]) for p in parts)
-    found = score_blocks(blocks).as_dict()
+    found = judge_blocks(blocks)[0].as_dict()
     assert found.pop("intervals") == together.pop("intervals")
     assert found == pytest.approx(together, rel=1e-12)  # sums in another order
+
+
+def test_scores_are_means_over_rows(predictive, y, generator):
+    scores, rows = judge_blocks([(predictive, y)])
+    for name, values in rows.items():
+        assert values.mean().item() == pytest.approx(getattr(scores, name)), name
+    probs = torch.rand(50, 3, dtype=torch.float64, generator=generator).softmax(-1)
+    found, by_row = judge_probs(probs, torch.randint(3, (50,), generator=generator))
+    for name, values in by_row.items():
+        assert values.mean().item() == pytest.approx(getattr(found, name)), name
+
+
+def test_a_probability_is_never_above_one(generator):
+    """The weights of a mixture may sum to 1 + eps, and a target above all components is there."""
+    loc = torch.zeros(7, 1000, dtype=torch.float64)
+    share = torch.rand(1000, dtype=torch.float64, generator=generator)
+    parts = [Predictive.gaussian(loc, loc + 1)] * 2
+    predictive = Predictive.mix(parts, [share, 1 - share])
+    y = torch.full((1000,), 1e3, dtype=torch.float64)
+    assert predictive.cdf(y).max() > 1
+    assert pit_values(predictive, y).max() == 1
+    score_regression(predictive, y)

@@ -209,6 +209,11 @@ def test_the_index_is_the_line_even_after_quoted_line_breaks():
     assert frame.index.name == "line"
 
 
+def test_a_date_that_does_not_exist_is_named_with_its_line():
+    with pytest.raises(DataError, match=r"'d' .*, got '2020-02-30' \(first in line 3\)"):
+        read_table(io.StringIO("d,x\n2020-02-28,1\n2020-02-30,1\n"))
+
+
 def test_missing_cells_are_missing_and_never_numbers():
     frame = read(b"a,b\n1,x\n,y\nNA,z\nnan,u\n?,v\n6,w\n")
     assert frame["a"].isna().tolist() == [False, True, True, True, True, False]

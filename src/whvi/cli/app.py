@@ -1,7 +1,8 @@
 """The command ``whvi``: its verbs and options, and what becomes of errors.
 
 Nothing heavy is imported here, so that ``--help`` is quick; what the verbs do is in
-:mod:`whvi.cli.commands` and :mod:`whvi.cli.judging`.
+:mod:`whvi.cli.fitting`, :mod:`whvi.cli.commands`, :mod:`whvi.cli.judging` and
+:mod:`whvi.cli.comparing`.
 """
 
 from __future__ import annotations
@@ -105,6 +106,23 @@ def fit(
         str | None,
         typer.Option("--checkpoint", help="Folder to go on from if the command is stopped."),
     ] = None,
+    cv: Annotated[
+        int | None,
+        typer.Option("--cv", min=2, help="Score so many folds, then fit all rows."),
+    ] = None,
+    holdout: Annotated[
+        float | None,
+        typer.Option("--holdout", help="Score this share of the rows, and fit the others."),
+    ] = None,
+    group: Annotated[
+        str | None, typer.Option("--group", help="Column whose values --cv, --holdout keep whole.")
+    ] = None,
+    time: Annotated[
+        str | None, typer.Option("--time", help="Column by which --cv, --holdout score later rows.")
+    ] = None,
+    learn_split: Annotated[
+        bool, typer.Option("--learn-split", help="The column of --group, --time is an input too.")
+    ] = False,
     quiet: Quiet = False,
     separator: Separator = None,
     decimal: DecimalMark = ".",
@@ -113,8 +131,15 @@ def fit(
     na_values: NaValues = None,
 ) -> None:
     """Fit a model to a table and write it to a file."""
-    from whvi.cli.commands import TableOptions, fit_table
+    from whvi.cli.commands import TableOptions
+    from whvi.cli.fitting import fit_table
 
+    split = (cv, holdout, group, time, learn_split)
+    validation = None
+    if any(option not in (None, False) for option in split):
+        from whvi.cli.validating import Validation
+
+        validation = Validation(*split)
     fit_table(
         table,
         output,
@@ -129,6 +154,7 @@ def fit(
             **dict.fromkeys(numeric or [], "numeric"),
         },
         checkpoint=checkpoint,
+        validation=validation,
         n_members=members,
         max_iter=steps,
         random_state=seed,
@@ -180,6 +206,29 @@ def evaluate(
 
     options = TableOptions(separator, decimal, encoding, thousands, (*(na_values or ()),), quiet)
     evaluate_table(model, table, options, level=level, as_json=as_json)
+
+
+@app.command()
+def compare(
+    models: Annotated[
+        list[str], typer.Argument(metavar="MODEL MODEL...", help="Model files of one target.")
+    ],
+    table: TableFile,
+    as_json: AsJson = False,
+    level: Level = 0.9,
+    quiet: Quiet = False,
+    separator: Separator = None,
+    decimal: DecimalMark = ".",
+    encoding: Encoding = "utf-8",
+    thousands: Thousands = None,
+    na_values: NaValues = None,
+) -> None:
+    """Score several models on the same rows, and tell whether they differ by more than chance."""
+    from whvi.cli.commands import TableOptions
+    from whvi.cli.comparing import compare_models
+
+    options = TableOptions(separator, decimal, encoding, thousands, (*(na_values or ()),), quiet)
+    compare_models(models, table, options, level=level, as_json=as_json)
 
 
 @app.command()

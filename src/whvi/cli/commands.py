@@ -1,15 +1,12 @@
-"""``whvi fit`` and ``whvi predict``: tables in, models and predictions out."""
+"""``whvi predict``, and what all verbs share: tables in, columns of a model, outputs."""
 
 from __future__ import annotations
 
 import contextlib
-import math
 import os
-import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -20,7 +17,7 @@ import torch
 from whvi._files import atomic_write
 from whvi.cli.app import printable
 from whvi.errors import ConfigError, DataError
-from whvi.tabular.inputs import Column, place
+from whvi.tabular.inputs import place
 from whvi.tabular.modelfile import load_predictor
 from whvi.tabular.reading import (
     CellStyle,
@@ -41,7 +38,6 @@ if TYPE_CHECKING:
     from whvi.tabular.predictor import Predictor
 
 STREAM = "-"
-_FEW_VALUES = 10  # different numbers of a target, at most so many of which may well be classes
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")  # with which a spreadsheet would begin to compute
 _PLAIN = ("", ".csv", ".tsv", ".tab", ".txt")
 _PACKED = (".gz", ".parquet", ".xlsx")
@@ -85,164 +81,6 @@ class TableOptions:
         for note in table.notes:
             self.note(note)
         return table
-
-
-# fit -------------------------------------------------------------------------------------------
-
-
-def fit_table(
-    source: str,
-    output: str,
-    options: TableOptions,
-    *,
-    target: str,
-    task: str,
-    likelihood: str,
-    hidden: str | None,
-    drop: list[str],
-    kinds: dict[str, Kind],
-    checkpoint: str | None,
-    **parameters: Any,
-) -> None:
-    """Read, fit, write; progress and a summary go to stderr. ``parameters``: of the estimators."""
-    from whvi.tabular import WHVIClassifier, WHVIRegressor
-
-    if output == STREAM:
-        raise ConfigError("a model is a file: name it with -o, such as -o model.whvi")
-    check_output(output, [source])
-    parameters |= {"hidden_layer_sizes": _widths(hidden), "verbose": int(not options.quiet)}
-    table = options.open(source)
-    for name in (target, *drop, *kinds):
-        require_column(table, name)
-    values = table.frame([target], kinds)[target]
-    is_classifier = _is_classification(values, task, likelihood, options)
-    x, y = _training_columns(table, target, drop, kinds, is_classifier)
-    del table  # of a million rows the texts take gigabytes
-    kind = WHVIClassifier if is_classifier else partial(WHVIRegressor, likelihood=likelihood)
-    model = kind(**parameters)
-    model.fit(x, pd.Series(y, name=target), checkpoint=checkpoint)
-    model.save(output)
-    for note in model.notes_:
-        options.note(note)
-    if not options.quiet:
-        print(printable(_summary(model, output)), file=sys.stderr)
-
-
-def _widths(text: str | None) -> tuple[int, ...] | None:
-    """Read ``"128,64"`` as (128, 64)."""
-    if text is None:
-        return None
-    try:
-        widths = tuple(int(part) for part in text.split(","))
-    except ValueError:
-        widths = ()
-    if not widths or min(widths) < 1:
-        raise ConfigError(f"--hidden takes widths such as 128,128, got {text!r}")
-    return widths
-
-
-def _is_classification(
-    values: pd.Series, task: str, likelihood: str, options: TableOptions
-) -> bool:
-    if values.dtype.kind == "M":
-        raise DataError(f"the target {values.name!r} holds dates; predict a number or a text")
-    texts = values.dtype.kind not in "fiu"  # or booleans
-    is_classifier = texts if task == "auto" else task == "classification"
-    if is_classifier and likelihood != "auto":
-        raise ConfigError(
-            f"--likelihood {likelihood} is for regressions, and the target {values.name!r} "
-            + ("holds texts, which are classes" if texts else "is to be classified")
-        )
-    if task == "auto" and not texts:
-        different = values.nunique()
-        if different <= _FEW_VALUES and len(values) > 5 * different:
-            options.note(
-                f"the target {values.name!r} holds only {different} different numbers; if they "
-                "are classes, pass --task classification"
-            )
-    return is_classifier
-
-
-def _training_columns(
-    table: Table, target: str, drop: list[str], kinds: dict[str, Kind], is_classifier: bool
-) -> tuple[pd.DataFrame, NDArray[Any]]:
-    """Return inputs and targets; what is wrong with any column is told in one error."""
-    if target in drop:
-        raise ConfigError(f"the target {target!r} cannot be dropped")
-    names = [name for name in table.columns if name not in {target, *drop}]
-    if not names:
-        raise DataError(f"there is no column to learn from besides {target!r}")
-    found, problems = {}, {}
-    for name in names:
-        try:
-            found[name] = table.frame([name], kinds)[name]
-            Column.learn(found[name], name)
-        except (DataError, TypeError) as error:
-            problems[name] = str(error)
-        else:
-            if found[name].dtype.kind == "O" and name not in kinds and _doubtful(found[name]):
-                from whvi.tabular.complaints import category_problem
-
-                if problem := category_problem(found[name], name, table.style):
-                    problems[name] = problem
-    drops = " ".join(f"--drop {shlex.quote(name)}" for name in problems)
-    advice = [f"to leave out what cannot be used: {drops}"] * bool(problems)
-    try:
-        y = (labels_of if is_classifier else numbers_of)(table, target, kinds.get(target))
-    except DataError as error:
-        problems[target] = str(error)
-    if problems:
-        raise DataError("; ".join([*problems.values(), *advice]))
-    return pd.DataFrame(found), y
-
-
-def _doubtful(texts: pd.Series) -> bool:
-    """Tell whether texts may be numbers, dates or names rather than categories."""
-    known = texts.dropna().unique()
-    return len(known) > _FEW_VALUES or any(any(map(str.isdigit, text)) for text in known)
-
-
-def numbers_of(table: Table, name: str, kind: Kind | None = None) -> NDArray[np.float64]:
-    """Return a column of finite numbers."""
-    require_column(table, name)
-    return numeric_columns(table.frame([name], {name: kind} if kind else None), [name])[:, 0]
-
-
-def labels_of(table: Table, name: str, kind: Kind | None = None) -> NDArray[Any]:
-    """Return a column as labels: texts as they are (also ``007``), whole numbers, booleans."""
-    require_column(table, name)
-    values = table.frame([name], {name: kind} if kind else None)[name]
-    missing = values.isna().to_numpy()
-    if missing.any():
-        raise DataError(
-            f"column {name!r} holds {missing.sum()} missing values (first in "
-            f"{place(values, int(missing.argmax()))}); drop these rows"
-        )
-    if values.dtype.kind == "b":
-        return np.asarray(values, dtype=bool)
-    if values.dtype.kind != "O":
-        numbers = numeric_columns(values.to_frame(), [name])[:, 0]
-        texts = [str(cell).strip() for cell in table.columns[name]]
-        is_code = any(text[:1] == "0" and text[1:2].isdigit() for text in texts)
-        if kind is None and (is_code or np.abs(numbers).max() >= 2**53):
-            return np.array(texts, dtype=object)
-        whole = numbers.astype(np.int64)
-        return whole if (whole == numbers).all() else numbers
-    return np.asarray(values, dtype=object)
-
-
-def _summary(model: Any, output: str) -> str:
-    training = model.training_summary_
-    kind = "classification" if hasattr(model, "classes_") else "regression"
-    members = training["num_members"]
-    path = Path(output)
-    size = f" ({math.ceil(path.stat().st_size / 1000):,} kB)" if path.is_file() else ""
-    return (
-        f"{kind} of {model.target_name_!r} by {len(model.schema_.columns)} columns, "
-        f"{training['num_rows']:,} rows: {members} network{'s' * (members != 1)}, "
-        f"{model.likelihood_} likelihood, {training['seconds']:.1f} s; "
-        f"wrote {output}{size}"
-    )
 
 
 # predict ---------------------------------------------------------------------------------------
@@ -327,6 +165,35 @@ def model_columns(table: Table, schema: TableSchema, options: TableOptions) -> p
             f"unknown: {listed(texts)}"
         )
     return x
+
+
+def numbers_of(table: Table, name: str, kind: Kind | None = None) -> NDArray[np.float64]:
+    """Return a column of finite numbers."""
+    require_column(table, name)
+    return numeric_columns(table.frame([name], {name: kind} if kind else None), [name])[:, 0]
+
+
+def labels_of(table: Table, name: str, kind: Kind | None = None) -> NDArray[Any]:
+    """Return a column as labels: texts as they are (also ``007``), whole numbers, booleans."""
+    require_column(table, name)
+    values = table.frame([name], {name: kind} if kind else None)[name]
+    missing = values.isna().to_numpy()
+    if missing.any():
+        raise DataError(
+            f"column {name!r} holds {missing.sum()} missing values (first in "
+            f"{place(values, int(missing.argmax()))}); drop these rows"
+        )
+    if values.dtype.kind == "b":
+        return np.asarray(values, dtype=bool)
+    if values.dtype.kind != "O":
+        numbers = numeric_columns(values.to_frame(), [name])[:, 0]
+        texts = [str(cell).strip() for cell in table.columns[name]]
+        is_code = any(text[:1] == "0" and text[1:2].isdigit() for text in texts)
+        if kind is None and (is_code or np.abs(numbers).max() >= 2**53):
+            return np.array(texts, dtype=object)
+        whole = numbers.astype(np.int64)
+        return whole if (whole == numbers).all() else numbers
+    return np.asarray(values, dtype=object)
 
 
 def harmless(cell: Any) -> Any:

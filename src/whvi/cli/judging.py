@@ -33,28 +33,12 @@ if TYPE_CHECKING:
     import numpy as np
     import pandas as pd
 
+    from whvi.report.scores import RowScores
     from whvi.tabular.inputs import Column
     from whvi.tabular.predictor import Predictor
+    from whvi.tabular.reading import Table
 
 _BLOCK = 2048  # rows that are judged at once: their components take memory
-_SCORES = {
-    "num_rows": "rows",
-    "rmse": "RMSE",
-    "rmse_of_mean": "RMSE of the mean",
-    "mae": "mean absolute error",
-    "r2": "R²",
-    "mnll": "MNLL (nats)",
-    "crps": "CRPS",
-    "calibration_error": "calibration error",
-    "epistemic_share": "epistemic share of variance",
-    "accuracy": "accuracy",
-    "accuracy_of_most_frequent": "accuracy of the most frequent class",
-    "log_loss": "log loss (nats)",
-    "brier": "Brier score",
-    "ece": "expected calibration error",
-    "mean_confidence": "mean confidence",
-    "auroc": "area under the ROC curve",
-}
 
 
 def evaluate_table(
@@ -63,9 +47,13 @@ def evaluate_table(
     """Print scores as a table, or as JSON."""
     check_level(level)
     predictor = load_predictor(model_file)
-    x, y = _judged_rows(predictor, source, options)
-    scores = _score(predictor, x, y, level)
-    print(json.dumps(_plain(scores), indent=1) if as_json else "\n".join(_score_lines(scores)))
+    x, y = judged_rows(predictor, options.open(source), options)
+    scores, _ = judge(predictor, x, y, level)
+    if as_json:
+        print(json.dumps(plain(scores), indent=1))
+    else:
+        shown = shown_scores(scores).items()
+        print("\n".join(f"{name:<36}{value:>12}" for name, value in shown))
 
 
 def report_table(
@@ -76,7 +64,7 @@ def report_table(
 
     check_level(level)
     check_output(output, [model_file, source])
-    x, y = _judged_rows(load_predictor(model_file), source, options)
+    x, y = judged_rows(load_predictor(model_file), options.open(source), options)
     name = "standard input" if source == STREAM else os.path.basename(source)
     with warnings.catch_warnings():  # of letters that the font lacks: nobody can help it
         warnings.filterwarnings("ignore", message="Glyph .* missing from")
@@ -85,11 +73,11 @@ def report_table(
         stream.write(page)
 
 
-def _judged_rows(
-    predictor: Predictor, source: str, options: TableOptions
+def judged_rows(
+    predictor: Predictor, table: Table, options: TableOptions
 ) -> tuple[pd.DataFrame, np.ndarray]:
-    """Read inputs and true values: numbers for a regression, labels for a classification."""
-    schema, table = predictor.schema, options.open(source)
+    """Return inputs and true values: numbers for a regression, labels for a classification."""
+    schema = predictor.schema
     x, name = model_columns(table, schema, options), schema.target_names[0]
     if predictor.classes is None:
         return x, numbers_of(table, name, schema.target_kind)
@@ -97,39 +85,50 @@ def _judged_rows(
     return x, labels.astype(bool) if schema.target_kind == "boolean" else labels
 
 
-def _score(predictor: Predictor, x: pd.DataFrame, y: np.ndarray, level: float) -> dict[str, Any]:
-    """Score predictions for ``x`` against ``y``, as plain values."""
-    from whvi.report.scores import label_numbers, score_blocks, score_probs
+def judge(
+    predictor: Predictor, x: pd.DataFrame, y: np.ndarray, level: float = 0.9
+) -> tuple[dict[str, Any], RowScores]:
+    """Score predictions for ``x`` against ``y``, as plain values; also row by row."""
+    from whvi.report.scores import judge_blocks, judge_probs, label_numbers
 
     if predictor.classes is not None:
         probs = torch.as_tensor(predictor.evaluate(x, lambda p: p.probs))
-        return score_probs(probs, label_numbers(predictor.classes, y)).as_dict()
+        found, by_row = judge_probs(probs, label_numbers(predictor.classes, y))
+        return found.as_dict(), by_row
     check_one_target(predictor)
     levels = sorted({0.5, 0.8, 0.9, 0.95, level})
     parts = [slice(start, start + _BLOCK) for start in range(0, len(x), _BLOCK)]
     blocks = ((predictor.predict(x.iloc[part]), torch.as_tensor(y[part])) for part in parts)
-    return score_blocks(blocks, levels=levels).as_dict()
+    scores, rows = judge_blocks(blocks, levels=levels)
+    return scores.as_dict(), rows
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """Return the same with ``None`` for NaN, which JSON does not have."""
     if isinstance(value, dict):
-        return {name: _plain(part) for name, part in value.items()}
+        return {name: plain(part) for name, part in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(part) for part in value]
+        return [plain(part) for part in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _score_lines(scores: dict[str, Any]) -> list[str]:
-    lines = []
-    for name, value in scores.items():
-        if name in _SCORES and value is not None:
-            shown = f"{value:,}" if isinstance(value, int) else f"{value:.5g}"
-            lines.append(f"{_SCORES[name]:<36}{shown:>12}")
+def shown_scores(scores: dict[str, Any]) -> dict[str, str]:
+    """Return names for readers, and numbers as texts."""
+    from whvi.report.scores import SCORE_NAMES
+
+    shown = {
+        SCORE_NAMES[name]: f"{value:,}" if isinstance(value, int) else f"{value:.5g}"
+        for name, value in scores.items()
+        if name in SCORE_NAMES and value is not None
+    }
     for each in scores.get("intervals", ()):
-        name = f"coverage of {100 * each['level']:g} % intervals"
-        lines.append(f"{name:<36}{100 * each['coverage']:>10.1f} %")
-    return lines
+        shown[coverage_name(each["level"])] = f"{100 * each['coverage']:.1f} %"
+    return shown
+
+
+def coverage_name(level: float) -> str:
+    """Name the share of true values inside the intervals of a level."""
+    return f"coverage of {100 * level:g} % intervals"
 
 
 def describe_model(model_file: str, *, as_json: bool) -> None:

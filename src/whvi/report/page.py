@@ -12,7 +12,7 @@ import whvi
 from whvi.errors import ConfigError
 from whvi.predictive import Predictive
 from whvi.report import explanations, pictures, words
-from whvi.report.scores import label_numbers, score_labels, score_regression
+from whvi.report.scores import SCORE_NAMES, label_numbers, score_labels, score_regression
 from whvi.report.words import count, level, listed, number, share
 
 if TYPE_CHECKING:
@@ -221,4 +221,10 @@ def model_card(model: Any) -> list[tuple[str, str]]:
     card.append(("far from the training rows", how))
     for candidate in model.candidates_ if len(model.candidates_) > 1 else []:
         card.append((f"with {candidate['likelihood']}", nats(candidate["validation_mnll"])))
+    if model.validation_:
+        card.append(("scores on rows not trained on", model.validation_[0]["split"]))
+    for row in model.validation_:
+        error = "" if row["standard_error"] is None else f" ± {number(row['standard_error'])}"
+        name = SCORE_NAMES.get(row["score"], row["score"])
+        card.append((name, f"{number(row['mean'])}{error}"))
     return card

@@ -55,8 +55,11 @@ _TRAINING = {  # in a model file
     "candidates": [{"likelihood": str, "bins": bool, "steps": int, **_SCORE}],
     "noise_factor": float,
     "notes": [str],
+    "validation": [
+        {"split": str, "score": str, "mean": float, "standard_error": (float, type(None))}
+    ],
 }
-_SUMMARIES = ("training_summary_", "candidates_", "noise_factor_", "notes_")
+_SUMMARIES = ("training_summary_", "candidates_", "noise_factor_", "notes_", "validation_")
 
 Callback = Callable[[StepRecord], None]
 Self = TypeVar("Self", bound="WHVIEstimator")
@@ -183,6 +186,7 @@ class WHVIEstimator(ConformalModel, SavedModel, BaseEstimator):  # type: ignore[
             unit["target_mean"].copy_(torch.as_tensor(targets.scaling.mean))
             unit["target_scale"].copy_(torch.as_tensor(targets.scaling.scale))
         self.noise_factor_, self.notes_ = best.noise_factor, targets.notes
+        self.validation_: list[dict[str, Any]] = []
         predictor = Predictor(
             schema, best.embedding, architecture, best.functions, likelihood, targets.classes, far
         )

@@ -178,8 +178,11 @@ def dates(texts: pd.Series) -> pd.Series:
     try:
         return pd.to_datetime(texts, format="ISO8601").astype("datetime64[us]")
     except ValueError as error:
+        found = pd.to_datetime(texts, format="ISO8601", errors="coerce")
+        k = int((found.isna() & texts.notna()).to_numpy().argmax())
         raise DataError(
-            f"column {texts.name!r} is to hold dates like 2020-12-31: {error}"
+            f"column {texts.name!r} is to hold dates like 2020-12-31, got {texts.iloc[k]!r:.60} "
+            f"(first in {place(texts, k)})"
         ) from error
 
 

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor, nn
 
+from whvi._checks import block_size_for
 from whvi._files import (
     atomic_write,
     conform,
@@ -46,13 +47,13 @@ from whvi.tabular.predictor import (
 )
 
 FORMAT_NAME = "whvi-model"
-FORMAT_VERSION = 5
+FORMAT_VERSION = 6
 """Raised when names or meanings change; files of other versions are refused."""
 
 _LIES = (KeyError, TypeError, ValueError, AttributeError, IndexError, ArithmeticError, RuntimeError)
 
 _POSITIVE = ("inputs.unit", "inputs.scale", "scaling.scale", "target_scale")
-_LARGEST_TARGET = 1e150
+LARGEST_TARGET = 1e150
 _FARTHEST_GATE, _NARROWEST_GATE = 1e6, 1e-6
 _MOST_CHANGES = 1024  # draws of displacements of a member: what bounds the memory of a block
 
@@ -304,7 +305,7 @@ def _check_tensor(
     tensors: Mapping[str, Tensor], name: str, shape: tuple[int, ...], dtype: torch.dtype
 ) -> None:
     tensor = conform_tensor(tensors, name, shape, dtype)
-    if "target_" in name and bool((tensor.abs() > _LARGEST_TARGET).any()):
+    if "target_" in name and bool((tensor.abs() > LARGEST_TARGET).any()):
         raise ModelFileError(f"tensor {name} is so large that no variance is finite")
     if name.endswith(_POSITIVE) and not bool((tensor > 0).all()):
         raise ModelFileError(f"tensor {name} holds values that are not above zero")
@@ -372,7 +373,7 @@ def _layer_shapes(
     bias = (members, after)
     if is_last or (min(before, after) == 1 and max(before, after) > 1):
         return {"weight": (members, draws, after, before), "bias": bias}
-    size = 1 << (before - 1).bit_length()
+    size = block_size_for(before)
     entries = -(-after // size) * size
     vector = (members, entries)
     return {"s1": vector, "g": (members, draws, entries), "s2": vector, "bias": bias}

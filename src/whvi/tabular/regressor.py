@@ -20,6 +20,7 @@ from whvi.errors import ConfigError, DataError
 from whvi.predictive import Predictive
 from whvi.tabular import conformal
 from whvi.tabular.base import Targets, WHVIEstimator, check_rows, target_names
+from whvi.tabular.modelfile import LARGEST_TARGET
 from whvi.tabular.predictor import REGRESSION_LIKELIHOODS
 from whvi.tabular.scaling import Standardizer
 from whvi.tabular.training import FEW_ROWS
@@ -73,6 +74,7 @@ class WHVIRegressor(RegressorMixin, WHVIEstimator):  # type: ignore[misc]  # no 
         schema_, target_name_: Columns and target.
         history_, training_summary_, candidates_: What happened in training.
         notes_: What was odd about the targets.
+        validation_: Scores of ``whvi fit --cv`` or ``--holdout``, else empty.
         likelihood_, noise_factor_: Noise that was chosen, and the factor of its calibration.
         conformal_scores_: Sorted, of the rows that no member saw; ``None`` if there are none.
         model_, network_likelihood_: The networks as R replicas, and their likelihood.
@@ -204,6 +206,12 @@ def _check_finite(y: NDArray[np.float64], names: tuple[str, ...]) -> None:
             f"target {names[column]!r} holds {len(bad)} values that are missing or infinite "
             f"(first: {'NaN' if np.isnan(y[row, column]) else 'infinity'} in row {row}); drop "
             "these rows"
+        )
+    row, column = np.unravel_index(np.abs(y).argmax(), y.shape)
+    if np.abs(y[row, column]) > LARGEST_TARGET:
+        raise DataError(
+            f"target {names[column]!r} holds {y[row, column]:g} in row {row}, and beyond "
+            f"{LARGEST_TARGET:g} no variance is finite; correct the cell or change the unit"
         )
 
 

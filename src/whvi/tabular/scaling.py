@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from whvi.errors import ConfigError, DataError, ShapeError
-from whvi.tabular.inputs import Embedding, TableSchema
+from whvi.tabular.inputs import FARTHEST, Embedding, TableSchema
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
@@ -128,7 +128,8 @@ def learn_embedding(encoded: NDArray[np.float64], *, num_bins: int = 0) -> Embed
     values have no bins. Rough functions need bins: a step is a weight of one of them.
     """
     usual = Standardizer.fit(encoded)
-    low, median, high = np.quantile(encoded, [0.25, 0.5, 0.75], axis=0)
+    # a quarter, exactly, so that differences of the largest numbers are finite
+    low, median, high = 4 * np.quantile(encoded / 4, [0.25, 0.5, 0.75], axis=0)
     with np.errstate(over="ignore", invalid="ignore"):
         robust = np.where(high > low, high - low, usual.scale[0])
         farthest = np.abs(encoded - median).max(0) / robust
@@ -136,7 +137,8 @@ def learn_embedding(encoded: NDArray[np.float64], *, num_bins: int = 0) -> Embed
     heavy = (farthest > _HEAVY) & varied
     middle = np.where(heavy, median, usual.mean[0])
     unit = np.where(heavy, robust, usual.scale[0])
-    z = (encoded - middle) / unit
+    with np.errstate(over="ignore"):
+        z = np.clip((encoded - middle) / unit, -FARTHEST, FARTHEST)
     column, left, right = _bins(z, np.flatnonzero(varied & (num_bins > 1)), num_bins)
     mean, scale = np.zeros(z.shape[1] + len(column)), np.ones(z.shape[1] + len(column))
     raw = Embedding(middle, unit, heavy, z.min(0), z.max(0), column, left, right, mean, scale)
