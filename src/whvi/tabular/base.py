@@ -27,6 +27,7 @@ from whvi.errors import ConfigError, DataError, ModelFileError
 from whvi.predictive import Predictive
 from whvi.tabular.calibration import Candidate, CountUnit, Trials, choose
 from whvi.tabular.extrapolation import linearized
+from whvi.tabular.incremental import IncrementalModel
 from whvi.tabular.inputs import Kind, TableSchema
 from whvi.tabular.modelfile import (
     ModelFile,
@@ -38,6 +39,7 @@ from whvi.tabular.modelfile import (
 from whvi.tabular.predictor import Linearized, Predictor
 from whvi.tabular.scaling import Standardizer, learn_effects, learn_embedding
 from whvi.tabular.training import FEW_ROWS, Plan, Session, Trained, plan_for
+from whvi.tabular.updating import Memory
 from whvi.training.history import History, StepRecord
 from whvi.training.process import keep_freed_memory, limited_threads
 
@@ -93,7 +95,7 @@ class Targets(NamedTuple):
 
 
 @dataclass(eq=False, repr=False)
-class WHVIEstimator(SavedModel, BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
+class WHVIEstimator(IncrementalModel, SavedModel, BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
     """A Bayesian ensemble behind scikit-learn's interface; see its two subclasses."""
 
     hidden_layer_sizes: int | Sequence[int] | None = None
@@ -105,6 +107,7 @@ class WHVIEstimator(SavedModel, BaseEstimator):  # type: ignore[misc]  # scikit-
     validation_fraction: float | None = None
     num_draws: int = 64
     linearize: bool = True
+    warm_start: bool = False
     random_state: Any = None
     device: str = "cpu"
     verbose: int = 0
@@ -139,6 +142,10 @@ class WHVIEstimator(SavedModel, BaseEstimator):  # type: ignore[misc]  # scikit-
         start = time.perf_counter()
         keep_freed_memory()
         self._check_options()
+        folder = None if checkpoint is None else Path(checkpoint)
+        session = Session(folder, tuple(callbacks), self.verbose > 0)
+        if self.warm_start and hasattr(self, "model_"):
+            return self._fit_again(X, y, session)
         table, named = self._table(X, reset=True)
         targets = self._targets(y, len(table))
         schema = TableSchema.learn(
@@ -158,8 +165,6 @@ class WHVIEstimator(SavedModel, BaseEstimator):  # type: ignore[misc]  # scikit-
             validation_fraction=self.validation_fraction,
             beta=self.beta,
         )
-        folder = None if checkpoint is None else Path(checkpoint)
-        session = Session(folder, tuple(callbacks), self.verbose > 0)
         with limited_threads(1 if len(encoded) < FEW_ROWS else torch.get_num_threads()):
             best, far = self._best_candidate(encoded, targets, plan, session, seed)
         likelihood = best.trained.likelihood.double()
@@ -173,6 +178,7 @@ class WHVIEstimator(SavedModel, BaseEstimator):  # type: ignore[misc]  # scikit-
             schema, best.embedding, architecture, best.functions, likelihood, targets.classes, far
         )
         self._adopt(predictor, best.trained.model, best.trained.history)
+        self._memory = Memory.of(encoded).kept(seed)
         self.training_summary_ = {
             **_summary(best.trained, plan, len(encoded)),
             "validation_mnll": _json(best.mnll),
@@ -279,12 +285,13 @@ class WHVIEstimator(SavedModel, BaseEstimator):  # type: ignore[misc]  # scikit-
         training = {name.rstrip("_"): getattr(self, name) for name in _SUMMARIES}
         training["history"] = asdict(self.history_)
         own = content_of(self._predictor)
+        tensors |= self._memory.tensors()
         return ModelFile({**tensors, **own.tensors}, {**own.document, "training": training})
 
     def _restore(self, content: ModelFile) -> None:
         predictor = predictor_of(content)
         others = {name.split(".")[0] for name in content.tensors}
-        others -= {"model", "functions", "linearized", "likelihood", "inputs"}
+        others -= {"model", "functions", "linearized", "likelihood", "inputs", "memory"}
         if others:
             raise ModelFileError(f"unknown tensors: {sorted(others)[:3]}")
         with torch.device("meta"):
@@ -297,6 +304,8 @@ class WHVIEstimator(SavedModel, BaseEstimator):  # type: ignore[misc]  # scikit-
         for attribute in _SUMMARIES:
             setattr(self, attribute, training[attribute.rstrip("_")])
         self._adopt(predictor, model, History(**training["history"]))
+        width = sum(column.width for column in columns)
+        self._memory = Memory.from_tensors(content.tensors, width)
         self.n_features_in_ = len(columns)
         if predictor.schema.named:
             self.feature_names_in_ = np.array([c.name for c in columns], dtype=object)

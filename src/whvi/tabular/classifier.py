@@ -11,8 +11,9 @@ from sklearn.base import ClassifierMixin
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import column_or_1d
 
-from whvi.errors import DataError
+from whvi.errors import ConfigError, DataError
 from whvi.tabular.base import Targets, WHVIEstimator, check_rows, target_names
+from whvi.tabular.incremental import numbers_of
 from whvi.tabular.inputs import Kind
 
 _KINDS: dict[str, Kind] = {"O": "categorical", "U": "categorical", "S": "categorical"}
@@ -29,15 +30,41 @@ class WHVIClassifier(ClassifierMixin, WHVIEstimator):  # type: ignore[misc]  # n
     ``.entropy()`` and ``.mutual_information()``.
     """
 
+    _promised: NDArray[Any] | None = None  # labels that the first rows need not all have
+
     def _candidates(self, targets: Targets) -> tuple[str, ...]:
         return ("labels",)
 
     def _targets(self, y: Any, num_rows: int) -> Targets:
         names = target_names(y)
         classes, labels = _encoded(y, num_rows, names[0])
+        if self._promised is not None:
+            classes, labels = self._promised, numbers_of(classes, self._promised)[labels]
         values = torch.as_tensor(labels, dtype=torch.float32).unsqueeze(-1)
         kind = _KINDS.get(classes.dtype.kind, "numeric")
         return Targets(values, max(len(classes), 2), names, kind, classes=classes)
+
+    def partial_fit(self, X: Any, y: Any, classes: Any = None) -> WHVIClassifier:
+        """Fit the first rows, :meth:`update` with all further ones.
+
+        Args:
+            X, y: Rows and their labels.
+            classes: All labels there will ever be, at the first call; ``None``: those of ``y``.
+        """
+        if classes is not None:
+            classes = np.unique(np.asarray(classes))
+        if not hasattr(self, "model_"):
+            self._promised = classes
+            try:
+                return self.fit(X, y)
+            finally:
+                del self._promised
+        if classes is not None and classes.tolist() != self.classes_.tolist():
+            raise ConfigError(
+                f"classes={classes.tolist()!r:.80} is not what the model was fitted with, "
+                f"{self.classes_.tolist()!r:.80}"
+            )
+        return self.update(X, y)
 
     def predict_proba(self, X: Any) -> NDArray[np.float64]:
         """Return the probability of every class, ``(N, C)``, in the order of ``classes_``."""

@@ -38,7 +38,7 @@ from whvi.tabular.predictor import (
 )
 
 FORMAT_NAME = "whvi-model"
-FORMAT_VERSION = 5
+FORMAT_VERSION = 6
 """Raised when names or meanings change; files of other versions are refused."""
 
 _LIES = (KeyError, TypeError, ValueError, AttributeError, IndexError, ArithmeticError, RuntimeError)

@@ -60,6 +60,8 @@ class WHVIRegressor(RegressorMixin, WHVIEstimator):  # type: ignore[misc]  # no 
         num_draws: Weight draws of a prediction, over all members. They are fixed by the fit.
         linearize: Whether members are also linearised, with a full covariance over all their
             parameters, for rows that are far from the training rows (``far_share(X)`` tells which).
+        warm_start: Whether a further ``fit`` starts from the networks that are there, with their
+            inputs and kind of noise, instead of afresh.
         random_state: Seed; the same seed gives the same fit and predictions, bit for bit.
         device: Where to compute.
         verbose: 1 or more shows a progress bar on stderr.
@@ -120,6 +122,10 @@ class WHVIRegressor(RegressorMixin, WHVIEstimator):  # type: ignore[misc]  # no 
             seen, rows.shape[1], names,
             scaling=scaling, counts=counts, heavy=heavy, notes=notes,
         )  # fmt: skip
+
+    def partial_fit(self, X: Any, y: Any) -> WHVIRegressor:
+        """Fit the first rows, :meth:`update` with all further ones."""
+        return self.update(X, y) if hasattr(self, "model_") else self.fit(X, y)
 
     def _evaluate(self, X: Any, of: Callable[[Predictive], Tensor]) -> NDArray[np.float64]:
         table = self._checked(X)

@@ -81,6 +81,12 @@ class Plan:
         """Return the plan of a short run."""
         return replace(self, **self.trial)
 
+    def folds(self, num_rows: int, seed: int) -> Folds:
+        """Choose the rows that members leave out."""
+        if self.rotate:
+            return rotating_folds(num_rows, self.members, self.validation_fraction, seed)
+        return common_fold(num_rows, self.validation_fraction, seed)
+
     def fit_config(self, seed: int, *, factor: float = 1.0) -> FitConfig:
         """Return the options of :func:`whvi.fit`; ``factor`` lowers the learning rate."""
         return FitConfig(
@@ -245,16 +251,21 @@ def draw_layers(
 
 
 def train_ensemble(
-    architecture: Architecture, x: Tensor, y: Tensor, plan: Plan, *, seed: int, session: Session
+    architecture: Architecture,
+    x: Tensor,
+    y: Tensor,
+    plan: Plan,
+    *,
+    seed: int,
+    session: Session,
+    start: Trained | None = None,
 ) -> Trained:
     """Train networks on ``x (N, in)`` and ``y (N, out)``, which are on the device to use.
 
-    Should the objective leave the finite numbers, training starts again with a smaller rate.
+    They start afresh, or where ``start`` is. Should the objective leave the finite numbers,
+    training starts again with a smaller rate.
     """
-    if plan.rotate:
-        folds = rotating_folds(len(x), plan.members, plan.validation_fraction, seed)
-    else:
-        folds = common_fold(len(x), plan.validation_fraction, seed)
+    folds = plan.folds(len(x), seed)
     held_out = None if folds.held_out is None else (x[folds.held_out], y[folds.held_out])
 
     def train(factor: float) -> Trained:
@@ -263,6 +274,9 @@ def train_ensemble(
             likelihood.set_target_scaling(y.cpu())
         model, likelihood = model.to(x.device), likelihood.to(x.device)
         reset_network(model, seeded_generator("start", seed))
+        if start is not None:
+            model.load_state_dict(start.model.state_dict())
+            likelihood.load_state_dict(start.likelihood.state_dict())
         trained_by = likelihood
         if isinstance(likelihood, HeteroscedasticGaussian):
             trained_by = BalancedGradients(likelihood)
