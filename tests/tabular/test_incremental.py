@@ -85,6 +85,7 @@ def rmse(model, rows):
     return float(np.sqrt(np.square(model.predict(rows[0]) - rows[1]).mean()))
 
 
+@pytest.mark.nightly
 def test_new_rows_are_learned_and_old_ones_are_not_forgotten():
     (old, new), test = two_regions(150), two_regions(100, seed=1)
     first = quick_regressor(hidden_layer_sizes=(32, 32), max_iter=1000).fit(*old)
@@ -102,11 +103,28 @@ def test_new_rows_are_learned_and_old_ones_are_not_forgotten():
     assert ((lower <= test[1][1]) & (test[1][1] <= upper)).mean() > 0.8
 
 
-def test_a_row_of_a_thousand_changes_little():
-    (old, new), test = two_regions(500), two_regions(100, seed=1)
-    first = quick_regressor(max_iter=600).fit(*old)
+def test_one_row_of_many_changes_little():
+    (old, new), test = two_regions(200), two_regions(100, seed=1)
+    first = quick_regressor(max_iter=200).fit(*old)
     moved = copy.deepcopy(first).update(new[0][:1], new[1][:1]).predict(test[0][0])
     assert np.abs(moved - first.predict(test[0][0])).mean() < 0.1
+
+
+@pytest.mark.nightly
+def test_updates_are_about_as_good_as_a_fit_of_all_rows():
+    (old, new), test = two_regions(150, seed=2), two_regions(300, seed=3)
+    options = {"hidden_layer_sizes": (32, 32), "max_iter": 1500, "n_members": 4}
+    model = quick_regressor(**options).fit(*old)
+    joint = quick_regressor(**options).fit(*map(np.concatenate, zip(old, new, strict=True)))
+    for k in (0, 50, 100):
+        model.update(new[0][k : k + 50], new[1][k : k + 50])
+    for rows in test:
+        targets = torch.as_tensor(rows[1])
+        scores = [-m.predict_dist(rows[0]).log_prob(targets).mean() for m in (model, joint)]
+        assert rmse(model, rows) < 1.15 * rmse(joint, rows)
+        assert scores[0] < scores[1] + 0.15
+        lower, upper = model.predict_interval(rows[0])
+        assert 0.83 < ((lower <= rows[1]) & (rows[1] <= upper)).mean() < 0.98
 
 
 CASES = {

@@ -135,7 +135,8 @@ class Recollection(Likelihood):
         root = curvature_root(self.inner, before).unsqueeze(-4)
         distance = root.mT @ (f - before.unsqueeze(-3)).unsqueeze(-1)
         past = old.mT * distance.square().sum((-2, -1))
-        return new.mT * self.inner.log_prob(f, targets) - 0.5 * past
+        log_prob: Tensor = new.mT * self.inner.log_prob(f, targets) - 0.5 * past
+        return log_prob
 
     def check_targets(self, y: Tensor) -> None:
         """Accept any: they were checked before."""
