@@ -14,7 +14,8 @@ import math
 import os
 import secrets
 import stat
-from collections.abc import Iterator, Mapping
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, Literal
 
@@ -24,10 +25,14 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from whvi.errors import ModelFileError
+from whvi.errors import ConfigError, ModelFileError
+
+STREAM = "-"
+"""Standard input or output in the place of a file's name."""
 
 _BLANK = b'"sha256":"' + b"0" * 64 + b'"'
 _DIGEST_AT = len(b'"sha256":"')
+_LONGEST_NAME = 255  # bytes
 _STREAMS = ("/dev/stdout", "/dev/stderr", "/dev/fd/", "/proc/")
 
 
@@ -95,6 +100,41 @@ def _sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def check_output(output: str, inputs: Sequence[str]) -> None:
+    """Refuse an output that is an input, a folder, or in a folder that is not there."""
+    if output == STREAM:
+        return
+    path = Path(output)
+    if not output or "\0" in output:
+        raise ConfigError(f"the output must be the name of a file, got {output!r}")
+    if len(os.fsencode(path.name)) > _LONGEST_NAME:
+        raise ConfigError(
+            f"the name of the output is longer than {_LONGEST_NAME} bytes: {output!r}"
+        )
+    if path.is_dir():
+        raise ConfigError(f"the output {output!r} is a folder; name a file in it")
+    if not path.parent.is_dir():
+        raise ConfigError(f"the folder of the output {output!r} does not exist; create it first")
+    is_new = path.is_file() or not path.exists()  # else a device, which is written into
+    if not os.access(path.parent if is_new else path, os.W_OK):
+        raise ConfigError(f"the {'folder of the ' * is_new}output {output!r} cannot be written to")
+    for each in inputs:
+        if each != STREAM and Path(each).exists() and path.resolve() == Path(each).resolve():
+            raise ConfigError(
+                f"the output {output!r} is also an input and would be lost; name another file"
+            )
+
+
+@contextlib.contextmanager
+def open_output(output: str) -> Iterator[IO[Any]]:
+    """Open a text file by :func:`atomic_write`; ``-`` is standard output."""
+    if output == STREAM:
+        yield sys.stdout
+        return
+    with atomic_write(output, "w", encoding="utf-8", newline="", follow_symlinks=False) as stream:
+        yield stream
 
 
 def seal(tensors: Mapping[str, Tensor], metadata: Mapping[str, Any]) -> bytes:

@@ -131,8 +131,7 @@ def fit(
     na_values: NaValues = None,
 ) -> None:
     """Fit a model to a table and write it to a file."""
-    from whvi.cli.commands import TableOptions
-    from whvi.cli.fitting import fit_table
+    from whvi.cli.commands import TableOptions, fit_table
 
     split = (cv, holdout, group, time, learn_split)
     validation = None

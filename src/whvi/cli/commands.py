@@ -1,23 +1,24 @@
-"""``whvi predict``, and what all verbs share: tables in, columns of a model, outputs."""
+"""``whvi fit``, ``whvi predict``, and what all verbs share: tables in, columns of a model."""
 
 from __future__ import annotations
 
-import contextlib
-import os
+import math
+import shlex
 import sys
-from collections.abc import Iterator, Sequence
+import warnings
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
 import torch
 
-from whvi._files import atomic_write
+from whvi._files import STREAM, atomic_write, check_output, open_output
 from whvi.cli.app import printable
 from whvi.errors import ConfigError, DataError
-from whvi.tabular.inputs import place
+from whvi.tabular.inputs import Column, place
 from whvi.tabular.modelfile import load_predictor
 from whvi.tabular.reading import (
     CellStyle,
@@ -33,16 +34,16 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor
 
+    from whvi.cli.validating import Validation
     from whvi.predictive import Predictive
     from whvi.tabular.inputs import Kind, TableSchema
     from whvi.tabular.predictor import Predictor
 
-STREAM = "-"
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")  # with which a spreadsheet would begin to compute
 _PLAIN = ("", ".csv", ".tsv", ".tab", ".txt")
 _PACKED = (".gz", ".parquet", ".xlsx")
-_LONGEST_NAME = 255  # bytes
 _LABEL = ["label", "confidence", "entropy"]
+_FEW_VALUES = 10  # different numbers of a target, at most so many of which may well be classes
 _FAR = 0.5  # share of the linearised networks above which a row is far from the training rows
 _MOMENTS = ["mean", "std", "epistemic", "aleatoric", "lower", "upper"]
 
@@ -81,6 +82,170 @@ class TableOptions:
         for note in table.notes:
             self.note(note)
         return table
+
+
+# fit -------------------------------------------------------------------------------------------
+
+
+def fit_table(
+    source: str,
+    output: str,
+    options: TableOptions,
+    *,
+    target: str,
+    task: str,
+    likelihood: str,
+    hidden: str | None,
+    drop: list[str],
+    kinds: dict[str, Kind],
+    checkpoint: str | None,
+    validation: Validation | None,
+    **parameters: Any,
+) -> None:
+    """Read, fit, write; progress and a summary go to stderr. ``parameters``: of the estimators."""
+    from whvi.tabular import WHVIClassifier, WHVIRegressor
+
+    if output == STREAM:
+        raise ConfigError("a model is a file: name it with -o, such as -o model.whvi")
+    check_output(output, [source])
+    parameters |= {"hidden_layer_sizes": _widths(hidden), "verbose": int(not options.quiet)}
+    table = options.open(source)
+    drop = [*drop, *(validation.not_inputs if validation else [])]
+    for name in (target, *drop, *kinds):
+        require_column(table, name)
+    values = table.frame([target], kinds)[target]
+    is_classifier = _is_classification(values, task, likelihood, options)
+    x, y = _training_columns(table, target, drop, kinds, is_classifier)
+    if is_classifier and (different := len(pd.unique(y))) > len(y) / 2:
+        options.note(
+            f"the target {target!r} holds {different} different labels in {len(y)} rows; if they "
+            "are numbers to predict, pass --task regression"
+        )
+    splits = []
+    if validation:
+        splits = validation.splits(table, y, is_classifier, parameters["random_state"])
+    del table  # of a million rows the texts take gigabytes
+    kind = WHVIClassifier if is_classifier else partial(WHVIRegressor, likelihood=likelihood)
+
+    def fit(rows: Any, folder: str | None) -> Any:
+        targets = pd.Series(y[rows], name=target)
+        return kind(**parameters).fit(x.iloc[rows], targets, checkpoint=folder)
+
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="The number of unique classes")  # a note says so
+        if validation:
+            from whvi.cli.validating import validated
+
+            model = validated(fit, x, y, validation, splits, options, checkpoint)
+        else:
+            model = fit(slice(None), checkpoint)
+    model.save(output)
+    for note in model.notes_:
+        options.note(note)
+    if not options.quiet:
+        print(printable(_summary(model, output)), file=sys.stderr)
+    if validation:
+        from whvi.cli.validating import score_lines
+
+        print(printable("\n".join(score_lines(model.validation_, validation))))
+
+
+def _widths(text: str | None) -> tuple[int, ...] | None:
+    """Read ``"128,64"`` as (128, 64)."""
+    if text is None:
+        return None
+    try:
+        widths = tuple(int(part) for part in text.split(","))
+    except ValueError:
+        widths = ()
+    if not widths or min(widths) < 1:
+        raise ConfigError(f"--hidden takes widths such as 128,128, got {text!r}")
+    return widths
+
+
+def _is_classification(
+    values: pd.Series, task: str, likelihood: str, options: TableOptions
+) -> bool:
+    if values.dtype.kind == "M":
+        raise DataError(f"the target {values.name!r} holds dates; predict a number or a text")
+    texts = values.dtype.kind not in "fiu"  # or booleans
+    is_classifier = texts if task == "auto" else task == "classification"
+    if is_classifier and likelihood != "auto":
+        raise ConfigError(
+            f"--likelihood {likelihood} is for regressions, and the target {values.name!r} "
+            + ("holds texts, which are classes" if texts else "is to be classified")
+        )
+    if task == "auto" and not texts:
+        different = values.nunique()
+        if different <= _FEW_VALUES and len(values) > 5 * different:
+            options.note(
+                f"the target {values.name!r} holds only {different} different numbers; if they "
+                "are classes, pass --task classification"
+            )
+    return is_classifier
+
+
+def _training_columns(
+    table: Table, target: str, drop: list[str], kinds: dict[str, Kind], is_classifier: bool
+) -> tuple[pd.DataFrame, NDArray[Any]]:
+    """Return inputs and targets; what is wrong with any column is told in one error."""
+    if target in drop:
+        raise ConfigError(f"the target {target!r} cannot be dropped")
+    names = [name for name in table.columns if name not in {target, *drop}]
+    if not names:
+        raise DataError(f"there is no column to learn from besides {target!r}")
+    found, problems = {}, {}
+    for name in names:
+        try:
+            found[name] = table.frame([name], kinds)[name]
+            Column.learn(found[name], name)
+        except (DataError, TypeError) as error:
+            problems[name] = str(error)
+        else:
+            if found[name].dtype.kind == "O" and name not in kinds and _doubtful(found[name]):
+                from whvi.tabular.complaints import category_problem
+
+                if problem := category_problem(found[name], name, table.style):
+                    problems[name] = problem
+    drops = " ".join(f"--drop {shlex.quote(name)}" for name in problems)
+    advice = [f"to leave out what cannot be used: {drops}"] * bool(problems)
+    try:
+        y = (_classes_of if is_classifier else numbers_of)(table, target, kinds.get(target))
+    except DataError as error:
+        problems[target] = str(error)
+    if problems:
+        raise DataError("; ".join([*problems.values(), *advice]))
+    return pd.DataFrame(found), y
+
+
+def _classes_of(table: Table, name: str, kind: Kind | None) -> NDArray[Any]:
+    labels = labels_of(table, name, kind)
+    if labels.dtype.kind == "f":
+        raise DataError(
+            f"the target {name!r} holds numbers such as {labels[labels % 1 != 0][0]:g}, and "
+            "classes are texts or whole numbers; pass --task regression"
+        )
+    return labels
+
+
+def _doubtful(texts: pd.Series) -> bool:
+    """Tell whether texts may be numbers, dates or names rather than categories."""
+    known = texts.dropna().unique()
+    return len(known) > _FEW_VALUES or any(any(map(str.isdigit, text)) for text in known)
+
+
+def _summary(model: Any, output: str) -> str:
+    training = model.training_summary_
+    kind = "classification" if hasattr(model, "classes_") else "regression"
+    members = training["num_members"]
+    path = Path(output)
+    size = f" ({math.ceil(path.stat().st_size / 1000):,} kB)" if path.is_file() else ""
+    return (
+        f"{kind} of {model.target_name_!r} by {len(model.schema_.columns)} columns, "
+        f"{training['num_rows']:,} rows: {members} network{'s' * (members != 1)}, "
+        f"{model.likelihood_} likelihood, {training['seconds']:.1f} s; "
+        f"wrote {output}{size}"
+    )
 
 
 # predict ---------------------------------------------------------------------------------------
@@ -215,41 +380,6 @@ def check_one_target(predictor: Predictor) -> None:
     """Refuse a model of several targets."""
     if len(predictor.schema.target_names) != 1:
         raise ConfigError("the model predicts several targets; the command line takes one")
-
-
-def check_output(output: str, inputs: Sequence[str]) -> None:
-    """Refuse an output that is an input, a folder, or in a folder that is not there."""
-    if output == STREAM:
-        return
-    path = Path(output)
-    if not output or "\0" in output:
-        raise ConfigError(f"the output must be the name of a file, got {output!r}")
-    if len(os.fsencode(path.name)) > _LONGEST_NAME:
-        raise ConfigError(
-            f"the name of the output is longer than {_LONGEST_NAME} bytes: {output!r}"
-        )
-    if path.is_dir():
-        raise ConfigError(f"the output {output!r} is a folder; name a file in it")
-    if not path.parent.is_dir():
-        raise ConfigError(f"the folder of the output {output!r} does not exist; create it first")
-    is_new = path.is_file() or not path.exists()  # else a device, which is written into
-    if not os.access(path.parent if is_new else path, os.W_OK):
-        raise ConfigError(f"the {'folder of the ' * is_new}output {output!r} cannot be written to")
-    for each in inputs:
-        if each != STREAM and Path(each).exists() and path.resolve() == Path(each).resolve():
-            raise ConfigError(
-                f"the output {output!r} is also an input and would be lost; name another file"
-            )
-
-
-@contextlib.contextmanager
-def open_output(output: str) -> Iterator[IO[Any]]:
-    """Open a text file that takes its name only when all of it is written; ``-`` is stdout."""
-    if output == STREAM:
-        yield sys.stdout
-        return
-    with atomic_write(output, "w", encoding="utf-8", newline="", follow_symlinks=False) as stream:
-        yield stream
 
 
 def write_table(output: str, table: pd.DataFrame) -> None:

@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
+from whvi._files import STREAM, check_output
 from whvi.cli.app import printable
 from whvi.cli.commands import (
-    STREAM,
     TableOptions,
     check_one_target,
-    check_output,
     labels_of,
     model_columns,
     numbers_of,

@@ -12,17 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from whvi._files import STREAM, check_output, open_output
 from whvi.cli.app import printable
 from whvi.cli.commands import (
-    STREAM,
     TableOptions,
     check_level,
     check_one_target,
-    check_output,
     labels_of,
     model_columns,
     numbers_of,
-    open_output,
 )
 from whvi.errors import ConfigError
 from whvi.layers import summary

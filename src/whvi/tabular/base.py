@@ -9,7 +9,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, asdict, dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import pandas as pd
@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 from sklearn.base import BaseEstimator
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
-from torch import Tensor
 
 from whvi._checks import check_positive_int
 from whvi._files import conform
@@ -28,7 +27,8 @@ from whvi.tabular.arrays import Rows, as_table, plain, row_weights
 from whvi.tabular.calibration import Candidate, CountUnit, Trials, choose
 from whvi.tabular.conformal import ConformalModel, from_tensors, set_apart, to_tensors
 from whvi.tabular.extrapolation import linearized
-from whvi.tabular.inputs import Kind, TableSchema
+from whvi.tabular.incremental import IncrementalModel
+from whvi.tabular.inputs import TableSchema
 from whvi.tabular.modelfile import (
     ModelFile,
     SavedModel,
@@ -37,8 +37,8 @@ from whvi.tabular.modelfile import (
     predictor_of,
 )
 from whvi.tabular.predictor import Linearized, Predictor
-from whvi.tabular.scaling import Standardizer, learn_effects, learn_embedding
-from whvi.tabular.training import FEW_ROWS, Plan, Session, Trained, plan_for
+from whvi.tabular.scaling import Targets, learn_effects, learn_embedding
+from whvi.tabular.training import FEW_ROWS, Memory, Plan, Session, Trained, plan_for
 from whvi.training.history import History, StepRecord
 from whvi.training.process import keep_freed_memory, limited_threads
 
@@ -65,39 +65,13 @@ Callback = Callable[[StepRecord], None]
 Self = TypeVar("Self", bound="WHVIEstimator")
 
 
-class Targets(NamedTuple):
-    """What the networks are to predict.
-
-    Attributes:
-        values: ``(N, outputs)`` as the networks see them: standard units, counts, class numbers.
-        num_outputs: Target columns, or classes.
-        names, kind: For the schema.
-        scaling: From standard units to the user's, if there is one.
-        classes: Labels in the order of their numbers, if they are labels.
-        counts: The user's numbers, if they are counts.
-        heavy: Whether a few of them are very far from the others.
-        notes: What was found and changed.
-    """
-
-    values: Tensor
-    num_outputs: int
-    names: tuple[str, ...]
-    kind: Kind = "numeric"
-    scaling: Standardizer | None = None
-    classes: NDArray[Any] | None = None
-    counts: Tensor | None = None
-    heavy: bool = False
-    notes: tuple[str, ...] = ()
-
-    def memberships(self) -> NDArray[np.float64]:
-        """Return what texts can have effects on: the values, or one column per class but one."""
-        if self.classes is None:
-            return self.values.double().numpy()
-        return np.asarray(self.values.numpy() == np.arange(1, self.num_outputs), dtype=np.float64)
-
-
 @dataclass(eq=False, repr=False)
-class WHVIEstimator(ConformalModel, SavedModel, BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
+class WHVIEstimator(
+    ConformalModel,
+    IncrementalModel,
+    SavedModel,
+    BaseEstimator,  # type: ignore[misc]  # no types
+):
     """A Bayesian ensemble behind scikit-learn's interface; see its two subclasses."""
 
     hidden_layer_sizes: int | Sequence[int] | None = None
@@ -110,6 +84,7 @@ class WHVIEstimator(ConformalModel, SavedModel, BaseEstimator):  # type: ignore[
     conformal_fraction: float = 0.0
     num_draws: int = 64
     linearize: bool = True
+    warm_start: bool = False
     random_state: Any = None
     device: str = "cpu"
     verbose: int = 0
@@ -154,9 +129,22 @@ class WHVIEstimator(ConformalModel, SavedModel, BaseEstimator):  # type: ignore[
         start = time.perf_counter()
         keep_freed_memory()
         self._check_options()
-        table, named = self._table(X, reset=True)
+        folder = None if checkpoint is None else Path(checkpoint)
+        session = Session(folder, tuple(callbacks), self.verbose > 0)
+        again = self.warm_start and hasattr(self, "model_")
+        table, named = self._table(X, reset=not again)
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
-        rows, apart = self._split(Rows(table, y), sample_weight, seed)
+        rows, apart = self._split(Rows(table, y), sample_weight, self.conformal_fraction, seed)
+        if again:
+            self._fit_again(rows, session)
+        else:
+            self._fit_afresh(rows, session, seed, named=named)
+        self.training_summary_["seconds"] = time.perf_counter() - start
+        if apart is not None:
+            self._set_conformal_scores(apart.table, apart.y)
+        return self
+
+    def _fit_afresh(self, rows: Rows, session: Session, seed: int, *, named: bool) -> None:
         table, weights = rows.table, rows.weights
         targets = self._targets(rows.y, len(table), weights)
         schema = TableSchema.learn(
@@ -175,8 +163,6 @@ class WHVIEstimator(ConformalModel, SavedModel, BaseEstimator):  # type: ignore[
             validation_fraction=self.validation_fraction,
             beta=self.beta,
         )
-        folder = None if checkpoint is None else Path(checkpoint)
-        session = Session(folder, tuple(callbacks), self.verbose > 0)
         with limited_threads(1 if len(encoded) < FEW_ROWS else torch.get_num_threads()):
             best, far = self._best_candidate(encoded, targets, weights, plan, session, seed)
         likelihood = best.trained.likelihood.double()
@@ -191,25 +177,24 @@ class WHVIEstimator(ConformalModel, SavedModel, BaseEstimator):  # type: ignore[
             schema, best.embedding, architecture, best.functions, likelihood, targets.classes, far
         )
         self._adopt(predictor, best.trained.model, best.trained.history)
+        self._memory = Memory.of(encoded, weights).kept(seed)
         self.training_summary_ = {
             **_summary(best.trained, plan, len(encoded)),
             "validation_mnll": _json(best.mnll),
-            "seconds": time.perf_counter() - start,
         }
-        if apart is not None:
-            self._set_conformal_scores(apart.table, apart.y)
-        return self
 
-    def _split(self, rows: Rows, sample_weight: Any, seed: int) -> tuple[Rows, Rows | None]:
+    def _split(
+        self, rows: Rows, sample_weight: Any, fraction: float, seed: int
+    ) -> tuple[Rows, Rows | None]:
         """Return the rows to fit with their weights, and those that nothing in the fit may see."""
         if not isinstance(rows.y, pd.Series):
             rows = rows._replace(y=plain(rows.y))
         if sample_weight is not None:
             rows = rows.weighted(row_weights(sample_weight, len(rows.table)))
         apart = None
-        if self.conformal_fraction != 0:
+        if fraction != 0:
             self._targets(rows.y, len(rows.table))  # refuses what is wrong in any row
-            rows, apart = set_apart(rows, self.conformal_fraction, seed)
+            rows, apart = set_apart(rows, fraction, seed)
         weights = self._weights(rows)
         return rows if weights is None else rows.weighted(weights), apart
 
@@ -320,14 +305,17 @@ class WHVIEstimator(ConformalModel, SavedModel, BaseEstimator):  # type: ignore[
         tensors = {f"model.{name}": value for name, value in self.model_.state_dict().items()}
         training = {name.rstrip("_"): getattr(self, name) for name in _SUMMARIES}
         training["history"] = asdict(self.history_)
-        tensors |= to_tensors(self.conformal_scores_)
+        if self.conformal_scores_ is not None:
+            tensors |= to_tensors(self.conformal_scores_)
         own = content_of(self._predictor)
+        tensors |= self._memory.tensors()
         return ModelFile({**tensors, **own.tensors}, {**own.document, "training": training})
 
     def _restore(self, content: ModelFile) -> None:
         predictor = predictor_of(content)
         others = {name.split(".")[0] for name in content.tensors}
-        others -= {"model", "functions", "linearized", "likelihood", "inputs", "conformal"}
+        others -= {"model", "functions", "linearized", "likelihood", "inputs"}
+        others -= {"conformal", "memory"}
         if others:
             raise ModelFileError(f"unknown tensors: {sorted(others)[:3]}")
         with torch.device("meta"):
@@ -342,6 +330,8 @@ class WHVIEstimator(ConformalModel, SavedModel, BaseEstimator):  # type: ignore[
         self._adopt(predictor, model, History(**training["history"]))
         num_scores = 1 if predictor.classes is not None else predictor.architecture.num_outputs
         self.conformal_scores_ = from_tensors(content.tensors, num_scores)
+        width = sum(column.width for column in columns)
+        self._memory = Memory.from_tensors(content.tensors, width)
         self.n_features_in_ = len(columns)
         if predictor.schema.named:
             self.feature_names_in_ = np.array([c.name for c in columns], dtype=object)

@@ -30,7 +30,7 @@ from whvi.tabular.inputs import Embedding
 from whvi.tabular.predictor import Architecture, Functions
 from whvi.tabular.training import Plan, Session, Trained, train_ensemble
 
-_PSEUDO_ROWS = 20
+PSEUDO_ROWS = 20
 
 _FACTORS = torch.logspace(-2, 1, 73, dtype=torch.float64)
 """The factors tried: neighbours differ by 10 %, which costs less than 0.003 nats."""
@@ -40,7 +40,12 @@ _LEAST_MASS = 1e-12  # below, differences of distribution functions are rounding
 
 
 def best_factor(
-    mnll: Tensor, num_rows: float, factors: Tensor, *, is_mixture: bool = True
+    mnll: Tensor,
+    num_rows: float,
+    factors: Tensor,
+    *,
+    is_mixture: bool = True,
+    pseudo_rows: float = PSEUDO_ROWS,
 ) -> Tensor:
     """Return the index into ``factors`` of the best one, shape ``(...,)``.
 
@@ -50,14 +55,21 @@ def best_factor(
         factors: ``(K,)``.
         is_mixture: Whether the method gave a noise of its own, which then counts as much as
             20 held-out rows; a lone mean (trees) has none.
+        pseudo_rows: As how many, if not 20.
     """
-    weight = _PSEUDO_ROWS / num_rows if is_mixture else 0.0
+    weight = pseudo_rows / num_rows if is_mixture else 0.0
     return (mnll + weight * factors.log().square()).argmin(-1)
 
 
 @torch.no_grad()
 def calibrate(
-    trained: Trained, functions: Functions, x: Tensor, y: Tensor, weights: Tensor | None = None
+    trained: Trained,
+    functions: Functions,
+    x: Tensor,
+    y: Tensor,
+    weights: Tensor | None = None,
+    *,
+    pseudo_rows: float = PSEUDO_ROWS,
 ) -> tuple[float, float]:
     """Fit the factor on the rows that ``trained`` left out and build it into its networks.
 
@@ -66,6 +78,7 @@ def calibrate(
         functions: Draws of its networks as they are before.
         x, y: All rows.
         weights: How often each of them counts, ``(N,)``.
+        pseudo_rows: How many held-out rows speak for the networks as they are.
 
     Returns:
         The factor, and the mean negative log-likelihood of these rows with it, in nats per row
@@ -95,7 +108,7 @@ def calibrate(
     factors: list[float] = _FACTORS.tolist()
     curve = torch.tensor([mnll(factor) for factor in factors], dtype=torch.float64)
     num_rows = held_out.numel() if weights is None else float(weights[held_out].sum())
-    best = factors[int(best_factor(curve, num_rows, _FACTORS))]
+    best = factors[int(best_factor(curve, num_rows, _FACTORS, pseudo_rows=pseudo_rows))]
     score = mnll(best)  # leaves the noise at its best
     if kept is None:
         _scale_last_layer(trained.model, best)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sized
 from dataclasses import dataclass, field
-from typing import Any, final
+from typing import Any, cast, final
 
 import numpy as np
 import pandas as pd
@@ -20,8 +20,10 @@ from whvi.errors import ConfigError, DataError
 from whvi.predictive import Predictive
 from whvi.tabular import conformal
 from whvi.tabular.arrays import Rows, row_weights
-from whvi.tabular.base import Targets, WHVIEstimator, check_rows, target_names
+from whvi.tabular.base import WHVIEstimator, check_rows, target_names
+from whvi.tabular.incremental import numbers_of
 from whvi.tabular.inputs import Kind
+from whvi.tabular.scaling import Targets
 
 _KINDS: dict[str, Kind] = {"O": "categorical", "U": "categorical", "S": "categorical"}
 _KINDS |= {"b": "boolean"}
@@ -45,6 +47,7 @@ class WHVIClassifier(ClassifierMixin, WHVIEstimator):  # type: ignore[misc]  # n
     """
 
     class_weight: dict[Any, float] | str | None = field(default=None, kw_only=True)
+    _promised = cast("NDArray[Any] | None", None)  # labels that the first rows need not all have
 
     def _candidates(self, targets: Targets) -> tuple[str, ...]:
         return ("labels",)
@@ -63,9 +66,36 @@ class WHVIClassifier(ClassifierMixin, WHVIEstimator):  # type: ignore[misc]  # n
         self, y: Any, num_rows: int, weights: NDArray[np.float64] | None = None
     ) -> Targets:
         names, classes, labels = _encoded(y, num_rows)
+        if self._promised is not None:
+            classes, labels = self._promised, numbers_of(classes, self._promised)[labels]
         values = torch.as_tensor(labels, dtype=torch.float32).unsqueeze(-1)
         kind = _KINDS.get(classes.dtype.kind, "numeric")
         return Targets(values, max(len(classes), 2), names, kind, classes=classes)
+
+    def partial_fit(
+        self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None
+    ) -> WHVIClassifier:
+        """Fit the first rows, :meth:`update` with all further ones.
+
+        Args:
+            X, y: Rows and their labels.
+            classes: All labels there will ever be, at the first call; ``None``: those of ``y``.
+            sample_weight: How often each row counts, as in ``fit``.
+        """
+        if classes is not None:
+            classes = np.unique(np.asarray(classes))
+        if not hasattr(self, "model_"):
+            self._promised = classes
+            try:
+                return self.fit(X, y, sample_weight)
+            finally:
+                del self._promised
+        if classes is not None and classes.tolist() != self.classes_.tolist():
+            raise ConfigError(
+                f"classes={classes.tolist()!r:.80} is not what the model was fitted with, "
+                f"{self.classes_.tolist()!r:.80}"
+            )
+        return self.update(X, y, sample_weight)
 
     def predict_proba(self, X: Any) -> NDArray[np.float64]:
         """Return the probability of every class, ``(N, C)``, in the order of ``classes_``."""

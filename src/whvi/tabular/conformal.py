@@ -91,9 +91,9 @@ def quantile(scores: NDArray[np.float64] | None, level: float) -> NDArray[np.flo
     return found
 
 
-def to_tensors(scores: NDArray[np.float64] | None) -> dict[str, Tensor]:
+def to_tensors(scores: NDArray[np.float64]) -> dict[str, Tensor]:
     """Return what a model file holds of them."""
-    return {} if scores is None else {_TENSOR: torch.as_tensor(scores)}
+    return {_TENSOR: torch.as_tensor(scores)}
 
 
 def from_tensors(tensors: Mapping[str, Tensor], num_outputs: int) -> NDArray[np.float64] | None:

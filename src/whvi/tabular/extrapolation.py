@@ -86,8 +86,7 @@ def linearized(
     members = _members(trained, x, y, num_columns, weights)
     generator = seeded_generator("displacements", seed)
     draws = torch.stack([m.covariance.draw(NUM_DRAWS, generator) for m in members])
-    tangents = _tangents(trained, draws.to(x))
-    return Linearized(functions, tangents, _gate(members, len(x)))
+    return Linearized(functions, tangents(trained, draws.to(x)), _gate(members, len(x)))
 
 
 def _members(
@@ -122,6 +121,14 @@ def _members(
     ]
 
 
+def prior_precision(space: ParameterSpace, theta: Tensor, rows: Tensor) -> Tensor:
+    """Return ``Λ (P,)`` of one network by the evidence of whitened Jacobians ``rows (M, P)``."""
+    zero = theta.new_zeros(())
+    statistics = Statistics(rows, None, torch.zeros_like(theta), zero, zero, len(rows))
+    evidence = Evidence(statistics, theta, space, linear=False)
+    return space.spread(maximise(evidence, precision=None, fit_noise=False).precision)
+
+
 class _Member:
     """One network, linearised at ``n`` rows that stand for all it was trained on.
 
@@ -153,11 +160,8 @@ class _Member:
         self.x, self.left_out, self.errors_count = x, left_out, errors_count
         whitening = counts.sqrt().unsqueeze(-1) * root
         rows = (whitening.unsqueeze(-1) * J).flatten(0, 1)  # Z, (n·O, P)
-        zero = theta.new_zeros(())
-        statistics = Statistics(rows, None, torch.zeros_like(theta), zero, zero, len(rows))
-        evidence = Evidence(statistics, theta, space, linear=False)
-        precision = space.spread(maximise(evidence, precision=None, fit_noise=False).precision)
-        self.covariance = RowCovariance(rows, precision, torch.ones_like(zero))
+        precision = prior_precision(space, theta, rows)
+        self.covariance = RowCovariance(rows, precision, theta.new_ones(()))
         self.kernel = (rows / precision) @ rows.mT
         self.whitening, self.noise = whitening, root.square().reciprocal()
         self.residual = gradient * self.noise  # y − f if errors count
@@ -206,12 +210,17 @@ def _middle_third(column: Tensor) -> tuple[Tensor, Tensor]:
     return order[n // 3 : 2 * n // 3], torch.cat([order[: n // 3], order[2 * n // 3 :]])
 
 
+def log_odds_of_far(num_rows: float) -> float:
+    """Return the log odds of *far* where the variance says nothing, after ``num_rows`` rows."""
+    after_none, after_many = _SHARES
+    share = (_SHARE_ROWS * after_none + num_rows * after_many) / (_SHARE_ROWS + num_rows)
+    return math.log(share / (1 - share))
+
+
 def _gate(members: list[_Member], num_rows: int) -> Gate:
     near = torch.cat([member.held_out_variance() for member in members])
     slabs = [slab for r, member in enumerate(members) for slab in member.slabs(r * _SLABS)]
-    after_none, after_many = _SHARES
-    share = (_SHARE_ROWS * after_none + num_rows * after_many) / (_SHARE_ROWS + num_rows)
-    log_odds = math.log(share / (1 - share))
+    log_odds = log_odds_of_far(num_rows)
     if not len(near) or not slabs:
         return Gate(1.0, log_odds, 0.0, 0.0, 1.0)
     far = torch.cat([slab.variance.mean(-1) for slab in slabs])
@@ -237,7 +246,7 @@ def _best_factor(slabs: list[_Slab]) -> float:
     return float(_FACTORS[(error.square() / total + total.log()).mean(-1).argmin()])
 
 
-def _tangents(trained: Trained, draws: Tensor) -> tuple[Tangent, ...]:
+def tangents(trained: Trained, draws: Tensor) -> tuple[Tangent, ...]:
     """Sort displacements ``(R, S, P)`` by layers and their tensors."""
     space = parameter_space(trained.model)
     parts = {name: draws[..., where] for name, where in space.slices.items()}

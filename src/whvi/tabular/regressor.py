@@ -19,10 +19,10 @@ from whvi._checks import check_positive_int
 from whvi.errors import ConfigError, DataError
 from whvi.predictive import Predictive
 from whvi.tabular import conformal
-from whvi.tabular.base import Targets, WHVIEstimator, check_rows, target_names
+from whvi.tabular.base import WHVIEstimator, check_rows, target_names
 from whvi.tabular.modelfile import LARGEST_TARGET
 from whvi.tabular.predictor import REGRESSION_LIKELIHOODS
-from whvi.tabular.scaling import Standardizer
+from whvi.tabular.scaling import Standardizer, Targets
 from whvi.tabular.training import FEW_ROWS
 
 _LEAST_COUNT, _LARGEST_COUNT = 3, 10_000  # targets from at most the one to at most the other
@@ -65,6 +65,8 @@ class WHVIRegressor(RegressorMixin, WHVIEstimator):  # type: ignore[misc]  # no 
         num_draws: Weight draws of a prediction, over all members. They are fixed by the fit.
         linearize: Whether members are also linearised, with a full covariance over all their
             parameters, for rows that are far from the training rows (``far_share(X)`` tells which).
+        warm_start: Whether a further ``fit`` starts from the networks that are there, with their
+            inputs and kind of noise, instead of afresh.
         random_state: Seed; the same seed gives the same fit and predictions, bit for bit. ``None``:
             one from numpy's global generator. Others are left alone.
         device: Where to compute.
@@ -130,6 +132,11 @@ class WHVIRegressor(RegressorMixin, WHVIEstimator):  # type: ignore[misc]  # no 
             seen, rows.shape[1], names,
             scaling=scaling, counts=counts, heavy=heavy, notes=notes,
         )  # fmt: skip
+
+    def partial_fit(self, X: Any, y: Any, sample_weight: Any = None) -> WHVIRegressor:
+        """Fit the first rows, :meth:`update` with all further ones."""
+        learn = self.update if hasattr(self, "model_") else self.fit
+        return learn(X, y, sample_weight)
 
     def _evaluate(self, X: Any, of: Callable[[Predictive], Tensor]) -> NDArray[np.float64]:
         table = self._checked(X)

@@ -1,16 +1,20 @@
-"""What is learned from the training rows of a table: scales, tails, bins, effects of texts."""
+"""What is learned from the training rows of a table: scales, tails, bins, effects of texts.
+
+And :class:`Targets`, what networks are to predict of them.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pandas as pd
+from torch import Tensor
 
 from whvi.errors import ConfigError, DataError, ShapeError
-from whvi.tabular.inputs import FARTHEST, Embedding, TableSchema
+from whvi.tabular.inputs import FARTHEST, Embedding, Kind, TableSchema
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
@@ -101,6 +105,37 @@ class Standardizer:
         sizes[self.axis] = "N"
         leading = "..., " if self.mean.ndim == -self.axis else ""
         return f"({leading}{', '.join(sizes)})"
+
+
+class Targets(NamedTuple):
+    """What the networks are to predict.
+
+    Attributes:
+        values: ``(N, outputs)`` as the networks see them: standard units, counts, class numbers.
+        num_outputs: Target columns, or classes.
+        names, kind: For the schema.
+        scaling: From standard units to the user's, if there is one.
+        classes: Labels in the order of their numbers, if they are labels.
+        counts: The user's numbers, if they are counts.
+        heavy: Whether a few of them are very far from the others.
+        notes: What was found and changed.
+    """
+
+    values: Tensor
+    num_outputs: int
+    names: tuple[str, ...]
+    kind: Kind = "numeric"
+    scaling: Standardizer | None = None
+    classes: NDArray[Any] | None = None
+    counts: Tensor | None = None
+    heavy: bool = False
+    notes: tuple[str, ...] = ()
+
+    def memberships(self) -> NDArray[np.float64]:
+        """Return what texts can have effects on: the values, or one column per class but one."""
+        if self.classes is None:
+            return self.values.double().numpy()
+        return np.asarray(self.values.numpy() == np.arange(1, self.num_outputs), dtype=np.float64)
 
 
 def _check_finite(x: NDArray[np.float64]) -> None:

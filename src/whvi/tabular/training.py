@@ -1,17 +1,20 @@
-"""How an ensemble is trained: the defaults by number of rows, rows left out, learning rates."""
+"""How an ensemble is trained: defaults by number of rows, rows left out, rates, rows to keep."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from whvi._checks import check_positive, check_positive_int
-from whvi.errors import ConfigError, NumericalError
+from whvi._files import conform_tensor
+from whvi.errors import ConfigError, ModelFileError, NumericalError
 from whvi.layers.linear import RandomLinear
 from whvi.layers.structured import StructuredMatrix
 from whvi.likelihoods import BalancedGradients, HeteroscedasticGaussian, Likelihood
@@ -37,6 +40,7 @@ _RATE_FACTORS = (1.0, 0.3, 0.1)  # on the learning rate, tried in turn
 _FEWEST_ROWS = 10  # with fewer, nothing is left out: two rows cannot judge eight
 _MOST_BINS, _FEWEST_FOR_BINS = 16, 128  # of a column; rows, so that a bin holds eight
 _MOST_INPUTS, _MOST_NUMBERS = 1024, 100_000_000  # of bins in a row, and in all rows
+_MOST_MEMORY, _LEAST_MEMORY, _MOST_REMEMBERED = 1024, 64, 1 << 18  # rows; numbers in them
 _MOST_HELD_OUT = 10_000  # rows: more judge no better, and are evaluated twenty times
 
 
@@ -81,6 +85,12 @@ class Plan:
     def short(self) -> Plan:
         """Return the plan of a short run."""
         return replace(self, **self.trial)
+
+    def folds(self, num_rows: int, seed: int) -> Folds:
+        """Choose the rows that members leave out."""
+        if self.rotate:
+            return rotating_folds(num_rows, self.members, self.validation_fraction, seed)
+        return common_fold(num_rows, self.validation_fraction, seed)
 
     def fit_config(self, seed: int, *, factor: float = 1.0) -> FitConfig:
         """Return the options of :func:`whvi.fit`; ``factor`` lowers the learning rate."""
@@ -254,17 +264,15 @@ def train_ensemble(
     seed: int,
     session: Session,
     weights: Tensor | None = None,
+    start: Trained | None = None,
 ) -> Trained:
     """Train networks on ``x (N, in)`` and ``y (N, out)``, which are on the device to use.
 
-    ``weights (N,)``: how often each row counts, in training and among the rows left out.
-
-    Should the objective leave the finite numbers, training starts again with a smaller rate.
+    They start afresh, or where ``start`` is. Should the objective leave the finite numbers,
+    training starts again with a smaller rate. ``weights (N,)``: how often each row counts, in
+    training and among the rows left out.
     """
-    if plan.rotate:
-        folds = rotating_folds(len(x), plan.members, plan.validation_fraction, seed)
-    else:
-        folds = common_fold(len(x), plan.validation_fraction, seed)
+    folds = plan.folds(len(x), seed)
 
     def part(rows: Tensor) -> Batch | WeightedBatch:
         return (x[rows], y[rows]) if weights is None else (x[rows], y[rows], weights[rows])
@@ -278,6 +286,9 @@ def train_ensemble(
             likelihood.set_target_scaling(y.cpu())
         model, likelihood = model.to(x.device), likelihood.to(x.device)
         reset_network(model, seeded_generator("start", seed))
+        if start is not None:
+            model.load_state_dict(start.model.state_dict())
+            likelihood.load_state_dict(start.likelihood.state_dict())
         trained_by = likelihood
         if isinstance(likelihood, HeteroscedasticGaussian):
             trained_by = BalancedGradients(likelihood)
@@ -324,3 +335,58 @@ def _num_held_out(num_rows: int, fraction: float) -> int:
     if num_rows < _FEWEST_ROWS or fraction == 0:
         return 0
     return min(max(round(fraction * num_rows), 1), num_rows - 1, _MOST_HELD_OUT)
+
+
+class Memory(NamedTuple):
+    """Rows that stand for all that a model has seen; their targets are not kept.
+
+    Attributes:
+        encoded: Columns, ``(M, w)``.
+        weight: For how many rows each stands, ``(M,)``.
+    """
+
+    encoded: NDArray[np.float64]
+    weight: NDArray[np.float64]
+
+    @classmethod
+    def of(cls, encoded: NDArray[np.float64], weight: NDArray[np.float64] | None = None) -> Memory:
+        """Let every row stand for itself, or for as many as its weight says."""
+        return cls(encoded, np.ones(len(encoded)) if weight is None else weight)
+
+    @classmethod
+    def from_tensors(cls, tensors: Mapping[str, Tensor], width: int) -> Memory:
+        """Read what :meth:`tensors` gave, for ``width`` encoded columns."""
+        rows = len(tensors["memory.weight"])
+        shapes = {"memory.encoded": (rows, width), "memory.weight": (rows,)}
+        found = [conform_tensor(tensors, k, s, torch.float64).numpy() for k, s in shapes.items()]
+        if not rows or not (found[1] > 0).all():
+            raise ModelFileError("rows are needed whose weights are above zero")
+        return cls(*found)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return what a model file keeps."""
+        return {f"memory.{k}": torch.as_tensor(v) for k, v in self._asdict().items()}
+
+    def thinned(self, size: int, seed: int) -> Memory:
+        """Keep at most ``size`` rows by priority sampling, with the same total weight.
+
+        A row of weight ``w`` has the priority ``w / u``, ``u`` uniform; those that are kept count
+        as much as the largest priority that is not, or more if they did before (Duffield et al.,
+        2007). Sums over rows are then right on average.
+        """
+        if len(self.weight) <= size:
+            return self
+        priority = self.weight / (1 - np.random.default_rng(seed).random(len(self.weight)))
+        order = np.argsort(-priority, kind="stable")
+        kept = np.sort(order[:size])
+        weight = np.maximum(self.weight[kept], priority[order[size]])
+        return Memory(self.encoded[kept], weight * (self.weight.sum() / weight.sum()))
+
+    def kept(self, seed: int) -> Memory:
+        """Keep as many rows as a model file is to hold."""
+        size = _MOST_REMEMBERED // max(1, self.encoded.shape[1])
+        return self.thinned(min(max(size, _LEAST_MEMORY), _MOST_MEMORY), seed)
+
+    def joined(self, other: Memory) -> Memory:
+        """Return the rows of both."""
+        return Memory(*map(np.concatenate, zip(self, other, strict=True)))
