@@ -84,7 +84,8 @@ def member(num_rows=12, num_parameters=5, weight=1.0, seed=0):
     root = torch.rand(num_rows, 1, dtype=torch.float64, generator=generator) + 1
     gradient = torch.randn(num_rows, 1, dtype=torch.float64, generator=generator)
     space = extrapolation.ParameterSpace(("a", "b"), (2, num_parameters - 2), ())
-    made = _Member(space, theta, x, J, root, gradient, J[:4], weight=weight, errors_count=True)
+    counts = torch.full((num_rows,), weight, dtype=torch.float64)
+    made = _Member(space, theta, x, J, root, gradient, counts, J[:4], errors_count=True)
     return made, J[:, 0], root[:, 0], gradient[:, 0], theta
 
 
