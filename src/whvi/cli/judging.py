@@ -138,10 +138,11 @@ def describe_model(model_file: str, *, as_json: bool) -> None:
         return
     columns = load_predictor(model_file).schema.columns  # refuses models of another kind
     model = load_model(model_file)
-    size = Path(model_file).stat().st_size
-    lines = [f"{name:<34}{value}" for name, value in model_card(model)]
-    lines += [f"{'size of the file':<34}{size / 1000:,.0f} kB", "", "columns"]
-    lines += [f"  {column.name:<32}{_describe(column)}" for column in columns]
+    size = f"{Path(model_file).stat().st_size / 1000:,.0f} kB"
+    card = [*model_card(model), ("size of the file", size)]
+    width = max(34, *(len(name) + 2 for name, _ in card))
+    lines = [*(f"{name:<{width}}{value}" for name, value in card), "", "columns"]
+    lines += [f"  {column.name:<{width - 2}}{_describe(column)}" for column in columns]
     lines += ["", str(summary(model.model_))]
     print(printable("\n".join(lines)))
 

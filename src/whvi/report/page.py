@@ -220,7 +220,9 @@ def model_card(model: Any) -> list[tuple[str, str]]:
         how = f"linearized networks, full covariance of {number(size)} parameters each"
     card.append(("far from the training rows", how))
     for candidate in model.candidates_ if len(model.candidates_) > 1 else []:
-        card.append((f"with {candidate['likelihood']}", nats(candidate["validation_mnll"])))
+        inputs = " and bins" if candidate["bins"] else ""
+        name = f"tried: {candidate['likelihood']}{inputs}, {number(candidate['steps'])} steps"
+        card.append((name, nats(candidate["validation_mnll"])))
     if model.validation_:
         card.append(("scores on rows not trained on", model.validation_[0]["split"]))
     for row in model.validation_:
