@@ -194,5 +194,5 @@ def _panel(axis: Any, pairs: Sequence[Any], score: str) -> None:
         errors = [_CLEAR * each.standard_error for each in found]
         axis.errorbar(places, [each.mean for each in found], errors, fmt="o", ms=4, label=variant)
     axis.axhline(0, color="black", linewidth=0.8)
-    axis.set_xticks(range(len(datasets)), datasets)
+    axis.set_xticks(range(len(datasets)), datasets, fontsize="small")
     axis.set_ylabel(f"{_LABELS[score]} − that of {REFERENCE}")
