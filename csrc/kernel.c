@@ -674,7 +674,7 @@ static void hartley_task(void *context, int64_t task, void *scratch) {
   team->task(team->rows, task, scratch);
 }
 
-/* hartley(element_bytes, threads, rows, size, up, x, waves, turns or 0, y); size is 8 or more */
+/* hartley(element_bytes, threads, rows, size, up, x, waves, turns or 0, y); size is 16 or more */
 static PyObject *py_hartley(PyObject *self, PyObject *const *args, Py_ssize_t count) {
   int64_t v[9];
   (void)self;

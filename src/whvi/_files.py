@@ -181,7 +181,11 @@ def option_to_json(value: Any) -> Any:
     if isinstance(value, np.generic):
         value = value.item()
     if isinstance(value, Mapping):
-        return [[option_to_json(part) for part in pair] for pair in value.items()]
+        return (
+            None
+            if not value
+            else [[option_to_json(part) for part in pair] for pair in value.items()]
+        )
     if isinstance(value, list | tuple | np.ndarray):
         return [int(entry) for entry in value]
     return value if isinstance(value, bool | int | float | str) else None

@@ -5,6 +5,7 @@ import copy
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.utils import check_random_state
@@ -239,3 +240,15 @@ def test_what_is_wrong_with_a_row_set_apart_is_told_before_the_fit(table):
         x.loc[row, "size"] = np.inf
         with pytest.raises(DataError, match=f"first in row {row}"):
             quick_regressor(conformal_fraction=0.3, max_iter=10**9).fit(x, y)
+
+
+def test_labels_are_the_same_as_numbers_or_truth_values():
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(60, 2))
+    y = (x[:, 0] > 0).astype(int)
+    model = quick_classifier(conformal_fraction=0.3).fit(x, y)
+    for labels in (y.astype(bool), torch.as_tensor(y)):
+        again = copy.deepcopy(model).conformalize(x, labels)
+        assert again.conformal_scores_.min() < 0.5
+    with pytest.raises(DataError, match="not among the 2 classes"):
+        model.conformalize(x, y.astype(str))

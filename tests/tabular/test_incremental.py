@@ -293,11 +293,59 @@ def test_new_rows_have_weights(fitted):
         copy.deepcopy(fitted).update(NEW, NEW_PRICE, sample_weight=[1.0])
 
 
-def test_a_warm_start_has_weights_and_rows_set_apart(fitted):
+def test_a_warm_start_has_weights_and_sets_no_rows_apart(fitted):
     model = copy.deepcopy(fitted).set_params(warm_start=True)
     weights = np.where(np.arange(len(TABLE)) < 30, 0.0, 2.0)
     one = copy.deepcopy(model).fit(TABLE, PRICE, weights)
     other = copy.deepcopy(model).fit(TABLE[30:], PRICE[30:], weights[30:])
     assert bits(one) == bits(other) != bits(copy.deepcopy(model).fit(TABLE[30:], PRICE[30:]))
-    model.set_params(conformal_fraction=0.25).fit(TABLE, PRICE)
-    assert len(model.conformal_scores_) == len(TABLE) // 4
+    with pytest.raises(ConfigError, match="rows apart that earlier fits have seen"):
+        model.set_params(conformal_fraction=0.25).fit(TABLE, PRICE)
+
+
+# ---- what a cold reading found ------------------------------------------------------------------
+
+
+def test_a_warm_start_leaves_out_the_same_rows(fitted):
+    model = copy.deepcopy(fitted).set_params(warm_start=True, max_iter=1)
+    again = model.fit(TABLE, PRICE)
+    assert 0.5 < again.noise_factor_ / fitted.noise_factor_ < 2
+    assert again.candidates_ == []
+    assert again.training_summary_["validation_mnll"] is not None
+
+
+def test_each_warm_start_has_a_checkpoint_of_its_own(fitted, tmp_path):
+    model = copy.deepcopy(fitted).set_params(warm_start=True)
+    seen = {bits(model.fit(TABLE, PRICE, checkpoint=tmp_path)) for _ in range(3)}
+    assert len(seen) == 3
+
+
+def test_a_fit_that_fails_changes_nothing(fitted):
+    model, before = copy.deepcopy(fitted), bits(fitted)
+    with pytest.raises(DataError):
+        model.fit(TABLE.iloc[:, ::-1], np.full(len(TABLE), np.nan))
+    assert bits(model) == before
+    assert model.n_features_in_ == fitted.n_features_in_
+
+    def stop(record):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        model.fit(TABLE.iloc[:, :2], PRICE, callbacks=[stop])
+    assert bits(model) == before
+
+
+def test_a_loaded_model_with_a_full_covariance_goes_on(tmp_path):
+    model = quick_regressor(posterior="full", hidden_layer_sizes=8).fit(TABLE, PRICE)
+    model.save(tmp_path / "model.whvi")
+    loaded = WHVIRegressor.load(tmp_path / "model.whvi").update(NEW, NEW_PRICE)
+    assert bits(loaded) == bits(model.update(NEW, NEW_PRICE))
+
+
+def test_balanced_classes_are_not_those_of_the_new_rows_alone(fitted_classifier):
+    model = copy.deepcopy(fitted_classifier).set_params(class_weight="balanced")
+    with pytest.raises(ConfigError, match="a mapping from labels to weights"):
+        model.update(TABLE[:5], model.predict(TABLE[:5]))
+    one = model.classes_[0]
+    model.set_params(class_weight={model.classes_[-1]: 2.0})
+    model.update(TABLE[:5], np.full(5, one))  # none of them has the label that is named

@@ -121,8 +121,8 @@ def test_the_scale_of_weights_is_the_number_of_rows():
         ("equal", "'balanced'"),
         ({0: -1, 1: 1}, "at least 0"),
         ({0: "much", 1: 1}, "could not convert"),
-        ({7: 1}, r"\[0, 1\], are not in class_weight"),
-        ([1, 2], "must be an instance of 'dict'"),
+        ({7: 1}, r"names \[7\], which are not among"),
+        ([1, 2], "a mapping, got"),
     ],
 )
 def test_class_weights_that_make_no_sense(option, match):
@@ -202,3 +202,13 @@ def test_global_generators_are_left_alone(make):
     numpy_after = np.random.get_state()
     assert numpy_after[2] == numpy_before[2]
     np.testing.assert_array_equal(numpy_after[1], numpy_before[1])
+
+
+def test_weights_that_cancel_are_no_weights():
+    x = np.random.default_rng(0).normal(size=(40, 2))
+    y = np.tile(["a", "b"], 20)
+    weights = np.where(y == "a", 2.0, 1.0)
+    one = quick_classifier(class_weight={"a": 0.5}).fit(x, y, weights)
+    np.testing.assert_array_equal(
+        one.predict_proba(x), quick_classifier().fit(x, y).predict_proba(x)
+    )

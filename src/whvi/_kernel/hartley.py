@@ -73,10 +73,11 @@ def hartley_takes(size: int, *tensors: Tensor) -> bool:
 def hartley_levels(size: int, dtype: torch.dtype, *, is_dct: bool) -> HartleyLevels:
     """Return the levels for ``size`` entries of type ``dtype``."""
     with torch.inference_mode(False):
-        n = torch.arange(size // 2, dtype=torch.float64)
+        n = torch.arange(size // 2, dtype=torch.float64, device="cpu")
         order = _bit_reversed(size)
         if is_dct:  # transforms the entries 0, 2, 4, …, 5, 3, 1
-            order = torch.cat([torch.arange(0, size, 2), torch.arange(size - 1, 0, -2)])[order]
+            entry = torch.arange(size, device="cpu")
+            order = torch.cat([entry[::2], entry[1::2].flip(0)])[order]
         return HartleyLevels(
             waves=_circle(2 * math.pi / size * n, dtype),
             turns=_circle(math.pi / (2 * size) * n + math.pi / 4, dtype) if is_dct else None,
@@ -90,7 +91,7 @@ def _circle(angles: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _bit_reversed(size: int) -> Tensor:
-    order = torch.zeros(1, dtype=torch.int64)
+    order = torch.zeros(1, dtype=torch.int64, device="cpu")
     while len(order) < size:
         order = torch.cat([2 * order, 2 * order + 1])
     return order

@@ -39,7 +39,7 @@ def normal_from_seed(
         return torch.randn(shape, generator=generator, dtype=dtype, device=device)
     native = torch.float64 if dtype == torch.float64 else torch.float32
     with torch._C._DisableFuncTorch():  # a tensor with memory of its own, under torch.func too
-        out = torch.empty(shape, dtype=native)
+        out = torch.empty(shape, dtype=native, device="cpu")
         threads = torch.get_num_threads()
         kernel.normals(out.element_size(), threads, seed, 0, math.prod(shape), out.data_ptr())
         return out if native is dtype else out.to(dtype)

@@ -1,8 +1,7 @@
 """The command ``whvi``: its verbs and options, and what becomes of errors.
 
 Nothing heavy is imported here, so that ``--help`` is quick; what the verbs do is in
-:mod:`whvi.cli.fitting`, :mod:`whvi.cli.commands`, :mod:`whvi.cli.judging` and
-:mod:`whvi.cli.comparing`.
+:mod:`whvi.cli.commands`, and in the modules beside it.
 """
 
 from __future__ import annotations

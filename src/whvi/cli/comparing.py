@@ -142,5 +142,5 @@ def _verdicts(differences: list[dict[str, Any]], by: str, short: dict[str, str])
         if each["scores"][by]["more_than_chance"]:
             lines.append(f"{best} is better than {name} by {shown}.")
         else:
-            lines.append(f"Chance explains the difference of {best} and {name} by {shown}.")
+            lines.append(f"The difference of {best} and {name} by {shown} may be chance.")
     return lines

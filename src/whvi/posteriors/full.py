@@ -23,8 +23,6 @@ class FullGaussian(Posterior):
         shape: ``(*batch_shape, K, D)``.
     """
 
-    _lower_index: Tensor
-
     def __init__(
         self, shape: Sequence[int], *, device: Device = None, dtype: torch.dtype | None = None
     ) -> None:
@@ -32,8 +30,6 @@ class FullGaussian(Posterior):
         K, D = self.block_shape
         self.log_diagonal = self._parameter(K * D, device=device, dtype=dtype)
         self.lower = self._parameter(K * (D * (D - 1) // 2), device=device, dtype=dtype)
-        rows, columns = torch.tril_indices(D, D, offset=-1, device=device)
-        self.register_buffer("_lower_index", rows * D + columns, persistent=False)
         self.reset(1.0, 0.1)
 
     def _reset_spread(self, scale: float, generator: torch.Generator | None) -> None:
@@ -47,7 +43,8 @@ class FullGaussian(Posterior):
         K, D = self.block_shape
         flat = self.lower.new_zeros((*self.batch_shape, K, D * D))
         lower = self.lower.view(*self.batch_shape, K, D * (D - 1) // 2)
-        strict = flat.index_copy(-1, self._lower_index, lower)
+        rows, columns = torch.tril_indices(D, D, offset=-1, device=lower.device)
+        strict = flat.index_copy(-1, rows * D + columns, lower)
         return strict.view(*self.shape, D) + torch.diag_embed(self.blocks(self.log_diagonal.exp()))
 
     @property

@@ -21,7 +21,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 
 from whvi._checks import check_positive_int
 from whvi._files import conform
-from whvi.errors import ConfigError, DataError, ModelFileError
+from whvi.errors import ConfigError, ModelFileError
 from whvi.predictive import Predictive
 from whvi.tabular.arrays import Rows, as_table, plain, row_weights
 from whvi.tabular.calibration import Candidate, CountUnit, Trials, choose
@@ -67,8 +67,8 @@ Self = TypeVar("Self", bound="WHVIEstimator")
 
 @dataclass(eq=False, repr=False)
 class WHVIEstimator(
-    ConformalModel,
     IncrementalModel,
+    ConformalModel,
     SavedModel,
     BaseEstimator,  # type: ignore[misc]  # no types
 ):
@@ -126,23 +126,44 @@ class WHVIEstimator(
                 there and ends bitwise as if it had not been.
             callbacks: Each is called with every :class:`whvi.training.history.StepRecord`.
         """
+        before = dict(self.__dict__)
+        try:
+            self._fit(X, y, sample_weight, checkpoint, callbacks)
+        except BaseException:  # a failed fit changes nothing
+            self.__dict__ = before
+            raise
+        return self
+
+    def _fit(
+        self,
+        X: Any,
+        y: Any,
+        sample_weight: Any,
+        checkpoint: str | os.PathLike[str] | None,
+        callbacks: Sequence[Callback],
+    ) -> None:
         start = time.perf_counter()
         keep_freed_memory()
         self._check_options()
         folder = None if checkpoint is None else Path(checkpoint)
         session = Session(folder, tuple(callbacks), self.verbose > 0)
         again = self.warm_start and hasattr(self, "model_")
+        if again and self.conformal_fraction:
+            raise ConfigError(
+                "conformal_fraction sets rows apart that earlier fits have seen: with "
+                "warm_start=True leave it at 0 and pass rows of their own to conformalize(X, y)"
+            )
         table, named = self._table(X, reset=not again)
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
         rows, apart = self._split(Rows(table, y), sample_weight, self.conformal_fraction, seed)
         if again:
-            self._fit_again(rows, session)
+            self._fit_again(rows, session, seed)
         else:
             self._fit_afresh(rows, session, seed, named=named)
+        self.validation_: list[dict[str, Any]] = []
         self.training_summary_["seconds"] = time.perf_counter() - start
         if apart is not None:
             self._set_conformal_scores(apart.table, apart.y)
-        return self
 
     def _fit_afresh(self, rows: Rows, session: Session, seed: int, *, named: bool) -> None:
         table, weights = rows.table, rows.weights
@@ -172,7 +193,6 @@ class WHVIEstimator(
             unit["target_mean"].copy_(torch.as_tensor(targets.scaling.mean))
             unit["target_scale"].copy_(torch.as_tensor(targets.scaling.scale))
         self.noise_factor_, self.notes_ = best.noise_factor, targets.notes
-        self.validation_: list[dict[str, Any]] = []
         predictor = Predictor(
             schema, best.embedding, architecture, best.functions, likelihood, targets.classes, far
         )
@@ -196,7 +216,7 @@ class WHVIEstimator(
             self._targets(rows.y, len(rows.table))  # refuses what is wrong in any row
             rows, apart = set_apart(rows, fraction, seed)
         weights = self._weights(rows)
-        return rows if weights is None else rows.weighted(weights), apart
+        return rows if weights is rows.weights else rows.weighted(weights), apart
 
     def _best_candidate(
         self,
@@ -355,28 +375,6 @@ def _is_ready(table: Any) -> bool:
         and all(isinstance(name, str) for name in table.columns)
         and not any(isinstance(dtype, pd.SparseDtype) for dtype in table.dtypes)
     )
-
-
-def check_rows(y: NDArray[Any], num_rows: int) -> None:
-    """Refuse targets that are not as many as the rows of the table."""
-    if len(y) != num_rows:
-        raise DataError(
-            f"found input variables with inconsistent numbers of samples: X has {num_rows} rows, "
-            f"y has {len(y)}"
-        )
-
-
-def target_names(y: Any) -> tuple[str, ...]:
-    """Return the name of a series, the columns of a frame, else ``y`` or ``y0, y1, …``."""
-    if y is None:
-        raise ValueError("requires y to be passed, but the target y is None")
-    if isinstance(y, pd.DataFrame):
-        return tuple(str(name) for name in y.columns)
-    name = getattr(y, "name", None)
-    if isinstance(y, pd.Series) and name is not None:
-        return (str(name),)
-    shape = np.asarray(y).shape
-    return ("y",) if len(shape) < 2 or shape[1] == 1 else tuple(f"y{i}" for i in range(shape[1]))
 
 
 def _summary(trained: Trained, plan: Plan, num_rows: int) -> dict[str, Any]:

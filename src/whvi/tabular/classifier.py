@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sized
+from collections.abc import Mapping, Sized
 from dataclasses import dataclass, field
 from typing import Any, cast, final
 
@@ -11,7 +11,6 @@ import pandas as pd
 import torch
 from numpy.typing import NDArray
 from sklearn.base import ClassifierMixin
-from sklearn.utils.class_weight import compute_class_weight
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, column_or_1d
 from torch import Tensor
@@ -20,10 +19,10 @@ from whvi.errors import ConfigError, DataError
 from whvi.predictive import Predictive
 from whvi.tabular import conformal
 from whvi.tabular.arrays import Rows, row_weights
-from whvi.tabular.base import WHVIEstimator, check_rows, target_names
+from whvi.tabular.base import WHVIEstimator
 from whvi.tabular.incremental import numbers_of
 from whvi.tabular.inputs import Kind
-from whvi.tabular.scaling import Targets
+from whvi.tabular.scaling import Targets, check_rows, target_names
 
 _KINDS: dict[str, Kind] = {"O": "categorical", "U": "categorical", "S": "categorical"}
 _KINDS |= {"b": "boolean"}
@@ -59,7 +58,8 @@ class WHVIClassifier(ClassifierMixin, WHVIEstimator):  # type: ignore[misc]  # n
         _, classes, labels = _encoded(rows.y, num_rows)
         own = np.ones(num_rows) if rows.weights is None else rows.weights
         counts = np.bincount(labels, own).astype(np.float64)
-        factors = _class_factors(self.class_weight, classes, counts)
+        others = self._promised if self._promised is not None else getattr(self, "classes_", [])
+        factors = _class_factors(self.class_weight, classes, counts, list(others))
         return row_weights(own * factors[labels], num_rows)
 
     def _targets(
@@ -83,7 +83,7 @@ class WHVIClassifier(ClassifierMixin, WHVIEstimator):  # type: ignore[misc]  # n
             sample_weight: How often each row counts, as in ``fit``.
         """
         if classes is not None:
-            classes = np.unique(np.asarray(classes))
+            classes = _all_classes(classes)
         if not hasattr(self, "model_"):
             self._promised = classes
             try:
@@ -118,7 +118,8 @@ class WHVIClassifier(ClassifierMixin, WHVIEstimator):  # type: ignore[misc]  # n
         return self._predictor.evaluate(table, each)
 
     def _scores(self, table: pd.DataFrame, y: Any) -> NDArray[np.float64]:
-        number = pd.Index(self.classes_).get_indexer(column_or_1d(y))
+        place = {label: k for k, label in enumerate(self.classes_.tolist())}
+        number = np.array([place.get(label, -1) for label in column_or_1d(y).tolist()])
         probs = self._predictor.evaluate(table, lambda p: p.probs)
         chosen = probs[np.arange(len(number)), number]
         known = np.where(number < 0, 0.0, chosen)  # 0 for labels that training did not have
@@ -166,6 +167,19 @@ def _encoded(y: Any, num_rows: int) -> tuple[tuple[str, ...], NDArray[Any], NDAr
     return names, classes, labels
 
 
+def _all_classes(classes: Any) -> NDArray[Any]:
+    """Return the sorted labels that ``partial_fit`` was told of."""
+    values = np.asarray(classes)
+    try:
+        if values.ndim != 1 or any(v is None or v != v for v in values.tolist()):
+            raise TypeError
+        return np.unique(values)
+    except TypeError:
+        raise ConfigError(
+            f"classes must be a list of labels of one kind, got {classes!r:.80}"
+        ) from None
+
+
 def _check_one_column(y: Any) -> None:
     rows = [row for row in y if isinstance(row, Sized)] if isinstance(y, list) else []
     several = any(not isinstance(row, str) and len(row) != 1 for row in rows)
@@ -179,15 +193,22 @@ def _check_one_column(y: Any) -> None:
 
 
 def _class_factors(
-    option: Any, classes: NDArray[Any], counts: NDArray[np.float64]
+    option: Any, classes: NDArray[Any], counts: NDArray[np.float64], known: list[Any]
 ) -> NDArray[np.float64]:
-    """Return how often the rows of each class count, given their numbers (or sums of weights)."""
+    """Return how often the rows of each class count, given their numbers (or sums of weights).
+
+    ``known`` are labels that the rows need not have.
+    """
     if isinstance(option, str) and option == "balanced":
         present = counts > 0
         mean = counts.sum() / max(np.count_nonzero(present), 1)
         return np.where(present, mean / np.where(present, counts, 1.0), 0.0)
+    if not isinstance(option, Mapping):
+        raise ConfigError(f"class_weight must be 'balanced' or a mapping, got {option!r:.80}")
+    if unknown := [label for label in option if label not in {*known, *classes.tolist()}]:
+        raise ConfigError(f"class_weight names {unknown[:3]}, which are not among the labels")
     try:
-        factors = compute_class_weight(option, classes=classes, y=classes)
+        factors = np.array([float(option.get(label, 1.0)) for label in classes.tolist()])
     except (TypeError, ValueError) as error:
         raise ConfigError(f"class_weight {option!r:.80} cannot be used: {error}") from error
     if not (np.isfinite(factors) & (factors >= 0)).all():

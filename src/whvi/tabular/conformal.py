@@ -33,7 +33,7 @@ from torch import Tensor
 
 from whvi._files import conform_tensor
 from whvi.errors import ConfigError, DataError, ModelFileError
-from whvi.tabular.arrays import Rows, numbered
+from whvi.tabular.arrays import Rows, numbered, plain
 from whvi.tabular.inputs import Column
 
 _MOST_ROWS = 10_000  # with so many the coverage of one fit is exact to 0.3 %
@@ -51,7 +51,11 @@ def set_apart(rows: Rows, fraction: float, seed: int) -> tuple[Rows, Rows]:
     Raises:
         DataError: There are too few rows; or some, of either part, hold what cannot be used.
     """
-    if isinstance(fraction, bool) or not isinstance(fraction, int | float) or not 0 < fraction < 1:
+    if (
+        isinstance(fraction, bool)
+        or not isinstance(fraction, int | float | np.floating)
+        or not 0 < fraction < 1
+    ):
         raise ConfigError(f"conformal_fraction must lie in [0, 1), got {fraction!r}")
     table = rows.table
     num_apart = min(max(round(fraction * len(table)), 1), _MOST_ROWS)
@@ -124,8 +128,8 @@ class ConformalModel(ABC):
         """Return rows as a table."""
 
     @abstractmethod
-    def _targets(self, y: Any, num_rows: int) -> Any:
-        """Refuse targets that cannot be used."""
+    def _targets_again(self, y: Any, num_rows: int) -> Any:
+        """Refuse targets that cannot be used with the networks there are."""
 
     @abstractmethod
     def _scores(self, table: pd.DataFrame, y: Any) -> NDArray[np.float64]:
@@ -140,6 +144,7 @@ class ConformalModel(ABC):
         They replace those that ``conformal_fraction`` left out.
         """
         table = self._checked(X)
-        self._targets(y, len(table))
+        y = y if isinstance(y, pd.Series) else plain(y)
+        self._targets_again(y, len(table))
         self._set_conformal_scores(table, y)
         return self

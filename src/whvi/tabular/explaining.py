@@ -68,7 +68,12 @@ def importances(
         ``column``, ``importance``, and ``standard_error`` for other rows of the same kind.
     """
     check_positive_int("num_repeats", num_repeats)
-    encoded = model._predictor.schema.encode(model._checked(X))
+    table = model._checked(X)
+    if len(table) < 2:
+        raise DataError(
+            f"columns are permuted between rows: at least 2 are needed, got {len(table)}"
+        )
+    encoded = model._predictor.schema.encode(table)
     targets = _numbers(model, y, len(encoded))
     if score not in ("mnll", "rmse") or (score == "rmse" and targets.dim() == 2):
         raise ConfigError(f"score must be 'mnll', or for one target 'rmse', got {score!r}")
@@ -204,9 +209,10 @@ def contributions(
     """
     check_positive_int("num_background", num_background)
     check_positive_int("num_orders", num_orders)
+    tables = [model._checked(table) for table in (X, background)]
     predictor = dataclasses.replace(model._predictor, single=True)
     rng = np.random.default_rng(random_state)
-    rows, others = (predictor.schema.encode(model._checked(table)) for table in (X, background))
+    rows, others = (predictor.schema.encode(table) for table in tables)
     if len(others) > num_background:
         others = others[np.sort(rng.choice(len(others), num_background, replace=False))]
     d, owner = len(predictor.schema.columns), _owners(predictor)

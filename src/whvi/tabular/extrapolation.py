@@ -86,7 +86,8 @@ def linearized(
     members = _members(trained, x, y, num_columns, weights)
     generator = seeded_generator("displacements", seed)
     draws = torch.stack([m.covariance.draw(NUM_DRAWS, generator) for m in members])
-    return Linearized(functions, tangents(trained, draws.to(x)), _gate(members, len(x)))
+    num_rows = len(x) if weights is None else float(weights.sum())
+    return Linearized(functions, tangents(trained, draws.to(x)), _gate(members, num_rows))
 
 
 def _members(
@@ -217,7 +218,7 @@ def log_odds_of_far(num_rows: float) -> float:
     return math.log(share / (1 - share))
 
 
-def _gate(members: list[_Member], num_rows: int) -> Gate:
+def _gate(members: list[_Member], num_rows: float) -> Gate:
     near = torch.cat([member.held_out_variance() for member in members])
     slabs = [slab for r, member in enumerate(members) for slab in member.slabs(r * _SLABS)]
     log_odds = log_odds_of_far(num_rows)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from abc import ABC, abstractmethod
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -32,6 +33,7 @@ from whvi.tabular.training import (
 )
 from whvi.tabular.updating import Weighted, absorb, linearized_again, num_steps, support
 from whvi.training import FitConfig
+from whvi.training.batches import tensor_digest
 from whvi.training.history import History
 from whvi.training.process import limited_threads
 
@@ -48,6 +50,7 @@ class _Updated(NamedTuple):
     functions: Functions
     noise_factor: float
     linearized: Linearized | None
+    mnll: float  # of rows that were left out
 
 
 class IncrementalModel(ABC):
@@ -71,6 +74,10 @@ class IncrementalModel(ABC):
     random_state: Any
     device: str
     verbose: int
+
+    @abstractmethod
+    def _check_options(self) -> None:
+        """Refuse options that cannot be used."""
 
     @abstractmethod
     def _checked(self, X: Any) -> pd.DataFrame:
@@ -98,14 +105,22 @@ class IncrementalModel(ABC):
         The posterior becomes the prior (:mod:`whvi.tabular.updating`): predictions move to the new
         rows and stay what they were where these say nothing. The time grows with the number of new
         rows. Columns, their scales and the kind of noise stay those of the first fit; texts that it
-        has not seen are unknown, as in a prediction. Should an update fail, nothing has changed.
+        has not seen are unknown, as in a prediction. Conformal scores are forgotten: they are of
+        other networks. Should an update fail, nothing has changed.
 
         Args:
             X: New rows with the columns of the fit.
             y: Their targets; labels must be among ``classes_``.
             sample_weight: How often each of them counts, as in ``fit``.
         """
-        rows, _ = self._split(Rows(self._checked(X), y), sample_weight, 0.0, 0)
+        self._check_options()
+        table = self._checked(X)
+        if getattr(self, "class_weight", None) == "balanced":
+            raise ConfigError(
+                "class_weight='balanced' would count the classes of the new rows alone; set it to "
+                "a mapping from labels to weights"
+            )
+        rows, _ = self._split(Rows(table, y), sample_weight, 0.0, 0)
         num_rows = len(rows.table)
         targets = self._targets_again(rows.y, num_rows)
         seed, seen = self._seed(), self.training_summary_["num_rows"]
@@ -140,20 +155,23 @@ class IncrementalModel(ABC):
             old, past, Weighted(x, weight), y, config, Session(progress=self.verbose > 0)
         )
         known = PSEUDO_ROWS + plan.validation_fraction * summary["num_rows"]
-        functions, factor = self._calibrated(trained, x, y, seed, known, weight)
+        functions, factor, mnll = self._calibrated(trained, x, y, seed, known, weight)
         if far is not None:
             rows = support(self._memory, new, trained.architecture.num_functions, seed)
             far = linearized_again(trained, functions, self._inputs(rows), far.gate, seed)
-        return _Updated(trained, functions, factor, far)
+        return _Updated(trained, functions, factor, far, mnll)
 
     # All rows again ----------------------------------------------------------------------------
 
-    def _fit_again(self, rows: Rows, session: Session) -> None:
-        """Fit from where the networks are, with the inputs, units and noise that they have."""
+    def _fit_again(self, rows: Rows, session: Session, seed: int) -> None:
+        """Fit from where the networks are, with the inputs, units and noise that they have.
+
+        With the seed of the first fit and the same rows, the rows left out are the same.
+        """
         self._check_same_options()
         table = rows.table
         targets = self._targets_again(rows.y, len(table))
-        seed, binned = self._seed(), len(self._predictor.embedding.column) > 0
+        binned = len(self._predictor.embedding.column) > 0
         memberships = targets.memberships()
         schema, encoded = learn_effects(
             self._predictor.schema, table, memberships, seed, rows.weights
@@ -164,22 +182,29 @@ class IncrementalModel(ABC):
         weights = None if rows.weights is None else weight
         values = targets.values.to(self.device)
         start, far = self._trained(plan.folds(len(x), seed)), None
+        parameters = torch.cat([p.flatten() for p in start.model.parameters()])
+        session = session.within(f"from-{tensor_digest(parameters)[:16]}")
         with limited_threads(1 if len(table) < FEW_ROWS else torch.get_num_threads()):
             trained = train_ensemble(
                 start.architecture, x, values, plan,
                 seed=seed, session=session, weights=weights, start=start,
             )  # fmt: skip
-            functions, factor = self._calibrated(trained, x, values, seed, PSEUDO_ROWS, weights)
+            functions, factor, mnll = self._calibrated(
+                trained, x, values, seed, PSEUDO_ROWS, weights
+            )
             if self.linearize:
                 width = encoded.shape[1]
                 far = linearized(
                     trained, functions, x, values, seed, num_columns=width, weights=weights
                 )
-        self._take_over(_Updated(trained, functions, factor, far), schema, trained.history)
+        found = _Updated(trained, functions, factor, far, mnll)
+        self._take_over(found, schema, trained.history)
         self._memory, self.noise_factor_ = memory.kept(seed), factor
         self.notes_ = [*targets.notes]
         now = {"num_rows": len(table), "steps": trained.history.step[-1], "beta": plan.beta}
+        now |= {"batch_size": plan.batch, "learning_rate": plan.learning_rate}
         self.training_summary_ = {**self.training_summary_, **now}
+        self.candidates_: list[dict[str, Any]] = []
 
     def _check_same_options(self) -> None:
         """Refuse options that the networks cannot have that training goes on with."""
@@ -267,12 +292,12 @@ class IncrementalModel(ABC):
         seed: int,
         known_rows: float,
         weights: Tensor | None,
-    ) -> tuple[Functions, float]:
+    ) -> tuple[Functions, float, float]:
         functions = trained.draw_functions(self.num_draws, seed)
-        factor, _ = calibrate(trained, functions, x, y, weights, pseudo_rows=known_rows)
+        factor, mnll = calibrate(trained, functions, x, y, weights, pseudo_rows=known_rows)
         if trained.architecture.likelihood == "labels":  # whose last layer was scaled
             functions = trained.draw_functions(self.num_draws, seed)
-        return functions, factor
+        return functions, factor, mnll
 
     def _take_over(self, found: _Updated, schema: TableSchema, history: History) -> None:
         old, likelihood = self._predictor, found.trained.likelihood.double()
@@ -287,6 +312,9 @@ class IncrementalModel(ABC):
             linearized=found.linearized,
         )
         self._adopt(predictor, found.trained.model, history)
+        score = found.mnll if math.isfinite(found.mnll) else None
+        self.training_summary_ = {**self.training_summary_, "validation_mnll": score}
+        self.validation_: list[dict[str, Any]] = []
 
 
 def numbers_of(labels: NDArray[Any], classes: NDArray[Any]) -> NDArray[np.int64]:

@@ -138,6 +138,28 @@ class Targets(NamedTuple):
         return np.asarray(self.values.numpy() == np.arange(1, self.num_outputs), dtype=np.float64)
 
 
+def check_rows(y: NDArray[Any], num_rows: int) -> None:
+    """Refuse targets that are not as many as the rows of the table."""
+    if len(y) != num_rows:
+        raise DataError(
+            f"found input variables with inconsistent numbers of samples: X has {num_rows} rows, "
+            f"y has {len(y)}"
+        )
+
+
+def target_names(y: Any) -> tuple[str, ...]:
+    """Return the name of a series, the columns of a frame, else ``y`` or ``y0, y1, …``."""
+    if y is None:
+        raise ValueError("requires y to be passed, but the target y is None")
+    if isinstance(y, pd.DataFrame):
+        return tuple(str(name) for name in y.columns)
+    name = getattr(y, "name", None)
+    if isinstance(y, pd.Series) and name is not None:
+        return (str(name),)
+    shape = np.asarray(y).shape
+    return ("y",) if len(shape) < 2 or shape[1] == 1 else tuple(f"y{i}" for i in range(shape[1]))
+
+
 def _check_finite(x: NDArray[np.float64]) -> None:
     finite = np.isfinite(x)
     if finite.all():

@@ -101,7 +101,7 @@ def _run(x: Tensor, normalize: bool) -> Tensor:
     if not kernel_takes(x):
         kernels = gpu_kernels() if _on_gpu(x) else None
         return fwht_plain(x, normalize) if kernels is None else kernels.transform(x, normalize)
-    result = torch.empty(x.shape, dtype=x.dtype)
+    result = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     _call_kernel(x.detach().contiguous(), result, normalize)
     return result
 
