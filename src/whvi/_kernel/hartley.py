@@ -38,10 +38,10 @@ class HartleyLevels:
     order: Tensor
     place: Tensor
 
-    def down(self, v: Tensor) -> Tensor:
-        """Return ``Tᵀ v`` along the last axis, in the order of ``order``."""
+    def down(self, v: Tensor, *, owned: bool = False) -> Tensor:
+        """Return ``Tᵀ v`` along the last axis, in the order of ``order``; in place if ``owned``."""
         v = v.contiguous()
-        return self._run(v, torch.empty_like(v), up=False)
+        return self._run(v, v if owned else torch.empty_like(v), up=False)
 
     def up(self, u: Tensor) -> Tensor:
         """Return ``T u`` along the last axis, of ``u`` in that order, which is overwritten."""

@@ -107,7 +107,7 @@ class _MixedLinear(torch.autograd.Function):
         x, s1, g, s2, bias = operands
         views = _views(x.shape, s1.shape, g.shape, plan)
         v = _padded(x, plan).view(*views.x[:-1], plan.block_size) * s2.view(views.s2)
-        t, kept = mixing.run(v, g.reshape(views.g))
+        t, kept = mixing.run(v, g.reshape(views.g), owned=True)
         y: Tensor = (t * s1.view(views.s1)).view(*views.out[:-1], plan.vector_size)
         y = y if plan.out_features == plan.vector_size else y[..., : plan.out_features].contiguous()
         ctx.mixing, ctx.plan, ctx.views = mixing, plan, views
@@ -127,7 +127,8 @@ class _MixedLinear(torch.autograd.Function):
         to_y = to_y.reshape(*views.out[:-1], *plan.vector_shape)
         to_s1 = (to_y * t).sum_to_size(views.s1).view(s1.shape)
         to_t = to_y * s1.view(views.s1)
-        to_v, to_g = mixing.gradients((first, second), to_t, torch.Size(views.g))
+        shape = torch.Size(views.g)
+        to_v, to_g = mixing.gradients((first, second), to_t, shape, owned=True)
         rows = _padded(x, plan).view(*views.x[:-1], plan.block_size)
         to_s2 = (to_v * rows).sum_to_size(views.s2).view(s2.shape)
         to_x = None

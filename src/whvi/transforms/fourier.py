@@ -21,7 +21,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Callable
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, NamedTuple, final
 
 import torch
@@ -121,14 +121,16 @@ class FourierMixing(Mixing):
         return self.run(v, g)[0]
 
     @abstractmethod
-    def run(self, v: Tensor, g: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        """Return ``M(g) v`` and what :meth:`gradients` needs."""
+    def run(
+        self, v: Tensor, g: Tensor, *, owned: bool = False
+    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        """Return ``M(g) v`` and what :meth:`gradients` needs; ``v`` is overwritten if ``owned``."""
 
     @abstractmethod
     def gradients(
-        self, kept: tuple[Tensor, Tensor], grad: Tensor, g_shape: torch.Size
+        self, kept: tuple[Tensor, Tensor], grad: Tensor, g_shape: torch.Size, *, owned: bool = False
     ) -> tuple[Tensor, Tensor]:
-        """Return the gradients of ``v`` and ``g``."""
+        """Return the gradients of ``v`` and ``g``; ``grad`` is overwritten if ``owned``."""
 
 
 class _Mix(torch.autograd.Function):
@@ -188,25 +190,28 @@ class _Symmetric(FourierMixing):
     def _orders(self, like: Tensor) -> tuple[Tensor, Tensor]:
         """Return which entry stands where, and where each entry stands."""
 
-    def _steps(self, *tensors: Tensor) -> _Steps:
+    def _steps(self, *tensors: Tensor, owned: bool) -> _Steps:
         like = tensors[0]
         if hartley_takes(self.size, *tensors) and not _is_watched(*tensors):
             levels = hartley_levels(self.size, like.dtype, is_dct=self.name == "dct")
-            return _Steps(levels.down, levels.up, levels.order, levels.place)
+            enter = partial(levels.down, owned=owned)
+            return _Steps(enter, levels.up, levels.order, levels.place)
         return _Steps(self._enter, self._leave, *self._orders(like))
 
-    def run(self, v: Tensor, g: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    def run(
+        self, v: Tensor, g: Tensor, *, owned: bool = False
+    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """Return ``M(g) v`` and what :meth:`gradients` needs."""
-        steps = self._steps(v, g)
+        steps = self._steps(v, g, owned=owned)
         gains, u = _select(g, steps.order), steps.enter(v)
         return steps.leave(gains * u), (gains, u)
 
     def gradients(
-        self, kept: tuple[Tensor, Tensor], grad: Tensor, g_shape: torch.Size
+        self, kept: tuple[Tensor, Tensor], grad: Tensor, g_shape: torch.Size, *, owned: bool = False
     ) -> tuple[Tensor, Tensor]:
         """Return the gradients of ``v`` and ``g``."""
         gains, u = kept
-        steps = self._steps(u, gains)
+        steps = self._steps(u, gains, owned=owned)
         back = steps.enter(grad)
         to_gains = (back * u).sum_to_size(*g_shape[:-1], u.shape[-1])
         return steps.leave(back.mul_(gains)), _select(to_gains, steps.place)
@@ -313,7 +318,9 @@ class Circulant(FourierMixing):
         make = _make_circulant if _is_watched(like) else _kept_circulant
         return make(self.size, like.dtype, like.device)
 
-    def run(self, v: Tensor, g: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    def run(
+        self, v: Tensor, g: Tensor, *, owned: bool = False
+    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """Return ``M(g) v`` and what :meth:`gradients` needs."""
         tables = self._tables(g)
         packed = _select(g, tables.pack) * tables.scale
@@ -322,7 +329,7 @@ class Circulant(FourierMixing):
         return torch.fft.irfft(spectrum * u, n=self.size, norm="ortho"), (spectrum, u)
 
     def gradients(
-        self, kept: tuple[Tensor, Tensor], grad: Tensor, g_shape: torch.Size
+        self, kept: tuple[Tensor, Tensor], grad: Tensor, g_shape: torch.Size, *, owned: bool = False
     ) -> tuple[Tensor, Tensor]:
         """Return the gradients of ``v`` and ``g``: ``Cᵀ`` has the conjugate spectrum."""
         (spectrum, u), tables = kept, self._tables(grad)
