@@ -108,10 +108,13 @@ class _MixedLinear(torch.autograd.Function):
         views = _views(x.shape, s1.shape, g.shape, plan)
         v = _padded(x, plan).view(*views.x[:-1], plan.block_size) * s2.view(views.s2)
         t, kept = mixing.run(v, g.reshape(views.g), owned=True)
-        y: Tensor = (t * s1.view(views.s1)).view(*views.out[:-1], plan.vector_size)
-        y = y if plan.out_features == plan.vector_size else y[..., : plan.out_features].contiguous()
         ctx.mixing, ctx.plan, ctx.views = mixing, plan, views
         ctx.save_for_backward(*operands, t, *kept)
+        if bias is not None and plan.vector_shape == (1, plan.out_features):
+            y: Tensor = torch.addcmul(bias.view(views.bias), t, s1.view(views.s1)).squeeze(-2)
+            return y
+        y = (t * s1.view(views.s1)).view(*views.out[:-1], plan.vector_size)
+        y = y if plan.out_features == plan.vector_size else y[..., : plan.out_features].contiguous()
         return y if bias is None else y.add_(bias.view(views.bias).squeeze(-2))
 
     @staticmethod

@@ -192,7 +192,7 @@ class _Symmetric(FourierMixing):
 
     def _steps(self, *tensors: Tensor, owned: bool) -> _Steps:
         like = tensors[0]
-        if hartley_takes(self.size, *tensors) and not _is_watched(*tensors):
+        if hartley_takes(self.size, *tensors) and (owned or not _is_watched(*tensors)):
             levels = hartley_levels(self.size, like.dtype, is_dct=self.name == "dct")
             enter = partial(levels.down, owned=owned)
             return _Steps(enter, levels.up, levels.order, levels.place)
