@@ -54,6 +54,31 @@ Thousands = Annotated[
 NaValues = Annotated[
     list[str] | None, typer.Option("--na-values", help="Text of a missing cell; repeat for more.")
 ]
+Folds = Annotated[
+    int | None,
+    typer.Option("--cv", min=2, help="Score so many folds, then fit all rows."),
+]
+Holdout = Annotated[
+    float | None,
+    typer.Option("--holdout", help="Score this share of the rows, and fit the others."),
+]
+Group = Annotated[
+    str | None, typer.Option("--group", help="Column whose values --cv, --holdout keep whole.")
+]
+Time = Annotated[
+    str | None, typer.Option("--time", help="Column by which --cv, --holdout score later rows.")
+]
+LearnSplit = Annotated[
+    bool, typer.Option("--learn-split", help="The column of --group, --time is an input too.")
+]
+Checkpoint = Annotated[
+    str | None,
+    typer.Option("--checkpoint", help="Folder to go on from if the command is stopped."),
+]
+Categorical = Annotated[
+    list[str] | None, typer.Option("--categorical", help="Column of categories; repeat.")
+]
+Numeric = Annotated[list[str] | None, typer.Option("--numeric", help="Column of numbers; repeat.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Write JSON.")]
 Level = Annotated[float, typer.Option("--level", help="Probability inside an interval.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress and notes on stderr.")]
@@ -94,34 +119,15 @@ def fit(
     drop: Annotated[
         list[str] | None, typer.Option("--drop", help="Column to leave out; repeat for more.")
     ] = None,
-    categorical: Annotated[
-        list[str] | None, typer.Option("--categorical", help="Column of categories; repeat.")
-    ] = None,
-    numeric: Annotated[
-        list[str] | None, typer.Option("--numeric", help="Column of numbers; repeat.")
-    ] = None,
+    categorical: Categorical = None,
+    numeric: Numeric = None,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Fixes every random choice.")] = 0,
-    checkpoint: Annotated[
-        str | None,
-        typer.Option("--checkpoint", help="Folder to go on from if the command is stopped."),
-    ] = None,
-    cv: Annotated[
-        int | None,
-        typer.Option("--cv", min=2, help="Score so many folds, then fit all rows."),
-    ] = None,
-    holdout: Annotated[
-        float | None,
-        typer.Option("--holdout", help="Score this share of the rows, and fit the others."),
-    ] = None,
-    group: Annotated[
-        str | None, typer.Option("--group", help="Column whose values --cv, --holdout keep whole.")
-    ] = None,
-    time: Annotated[
-        str | None, typer.Option("--time", help="Column by which --cv, --holdout score later rows.")
-    ] = None,
-    learn_split: Annotated[
-        bool, typer.Option("--learn-split", help="The column of --group, --time is an input too.")
-    ] = False,
+    checkpoint: Checkpoint = None,
+    cv: Folds = None,
+    holdout: Holdout = None,
+    group: Group = None,
+    time: Time = None,
+    learn_split: LearnSplit = False,
     quiet: Quiet = False,
     separator: Separator = None,
     decimal: DecimalMark = ".",

@@ -70,7 +70,7 @@ class WHVIEstimator(
     IncrementalModel,
     ConformalModel,
     SavedModel,
-    BaseEstimator,  # type: ignore[misc]  # no types
+    BaseEstimator,  # type: ignore[misc]  # scikit-learn has no types
 ):
     """A Bayesian ensemble behind scikit-learn's interface; see its two subclasses."""
 
