@@ -1,7 +1,8 @@
 r"""Encoder and head, and how they are trained.
 
 The logits are ``A h + b`` with ``h = √384 · m / |m|``, ``m`` the mean of the encoder's last layer
-over the tokens. All methods train with Adam, a warm-up of a tenth of the steps, then a cosine.
+over the tokens. All methods train with Adam, a warm-up of a tenth of the steps, then a cosine,
+and matrix products in bfloat16 (``torch.autocast``); predictions are in float32.
 """
 
 from __future__ import annotations
@@ -115,7 +116,9 @@ def train(
         schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda k: _rate((k + 1) / steps))
         for rows in _epochs(data, epochs, generator):
             optimizer.zero_grad()
-            loss(model, data.batch(rows), data.y[rows]).backward()
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                objective = loss(model, data.batch(rows), data.y[rows])
+            objective.backward()
             optimizer.step()
             schedule.step()
     return model.eval()

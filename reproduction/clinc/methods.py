@@ -177,7 +177,7 @@ def _grid(name: str, values: tuple[float, ...], **others: float) -> tuple[Settin
     return tuple({**others, name: value} for value in values)
 
 
-_EPOCHS = 6
+_EPOCHS = 10
 TRAININGS: dict[str, Training] = {
     each.name: each
     for each in (
@@ -198,7 +198,7 @@ TRAININGS: dict[str, Training] = {
         ),
         Training(
             "fine-tuning",
-            _grid("lr", (1e-4, 3e-4), epochs=_EPOCHS),
+            _grid("lr", (1e-4, 3e-4), epochs=6),
             _fit_whole,
             {
                 "fine-tuning": _single,
