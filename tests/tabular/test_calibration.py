@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from whvi.tabular.calibration import CountUnit, _mean, calibrate, count_mnll
-from whvi.tabular.predictor import Architecture, Predictor
+from whvi.tabular.predictor import Architecture, Functions, Predictor
 from whvi.tabular.training import Folds, Trained, common_fold
 from whvi.training.history import History
 
@@ -39,7 +39,7 @@ def test_the_factor_undoes_a_wrong_noise(likelihood):
     with torch.no_grad():
         y = sample(case, functions, x)
         case.likelihood.noise_parameters()[0].sub_(2 * math.log(3))
-    factor, mnll = calibrate(case, functions, x, y)
+    factor, _, mnll = calibrate(case, functions, x, y)
     assert factor == pytest.approx(3, rel=0.11)  # neighbouring factors differ by 10 %
     assert math.isfinite(mnll)
 
@@ -56,7 +56,7 @@ def test_the_factor_undoes_wrong_logits():
         last.matrix.posterior.loc.mul_(4)
         last.matrix.posterior.log_scale.add_(math.log(4))
         last.bias.mul_(4)
-    factor, _ = calibrate(case, case.draw_functions(1, 0), x, y)
+    factor = calibrate(case, case.draw_functions(1, 0), x, y).factor
     assert factor == pytest.approx(1 / 4, rel=0.11)
     after = case.draw_functions(1, 0)(x)
     torch.testing.assert_close(after, 4 * factor * before, rtol=1e-4, atol=1e-5)
@@ -77,7 +77,8 @@ def test_weights_are_rows_several_times(likelihood):
         case.model[-1].matrix.posterior.loc.data.normal_()
         case = case._replace(folds=Folds(torch.arange(50), held_out))
         functions = case.draw_functions(4, 0)
-        found.append(calibrate(case, functions, x, y, weights))
+        factor, functions, mnll = calibrate(case, functions, x, y, weights)
+        found.append((factor, functions.spread, mnll))
         if likelihood == "gaussian":
             unit = CountUnit(0.1, -1.0)
             found[-1] += (count_mnll(case, functions, x, y, unit, weights),)
@@ -94,6 +95,42 @@ def test_members_that_share_rows_are_weighted_together():
 
 def test_without_held_out_rows_nothing_changes():
     case = trained("gaussian")._replace(folds=common_fold(5, 0.5, 0))
-    factor, mnll = calibrate(case, case.draw_functions(1, 0), torch.randn(5, 3), torch.randn(5, 1))
-    assert factor == 1
-    assert math.isnan(mnll)
+    found = calibrate(case, case.draw_functions(1, 0), torch.randn(5, 3), torch.randn(5, 1))
+    assert found.factor == found.functions.spread == 1
+    assert math.isnan(found.mnll)
+
+
+def uncertain(likelihood):
+    """Networks whose draws differ, and the mean of these draws."""
+    torch.manual_seed(0)
+    case = trained(likelihood)
+    case.model[-1].matrix.posterior.loc.data.normal_()
+    case.model[-1].matrix.posterior.log_scale.data.fill_(-1.0)
+    functions = case.draw_functions(64, 0)
+    return case, functions, lambda x: functions(x)[..., :1].mean((0, 1))
+
+
+@pytest.mark.parametrize("likelihood", ["gaussian", "student_t"])
+@pytest.mark.parametrize("spread", [0.1, 0.4, 1.0])
+def test_the_spread_is_that_of_the_targets(likelihood, spread):
+    case, functions, _ = uncertain(likelihood)
+    x = torch.randn(4000, 3)
+    with torch.no_grad():
+        case.likelihood.noise_parameters()[0].fill_(math.log(0.05**2))
+        claimed = Functions(functions.features, functions.layers, spread)
+        y = sample(case, claimed, x)
+    found = calibrate(case, functions, x, y)
+    assert found.functions.spread == pytest.approx(spread, abs=0.16)
+    assert found.factor == pytest.approx(1, rel=0.6)  # a spread between two of the grid is noise
+    worse = calibrate(case, functions, x, y, spreads=(1.0,))
+    assert found.mnll <= worse.mnll + 1e-6
+    assert worse.functions.spread == 1
+
+
+def test_few_rows_do_not_change_the_spread():
+    case, functions, mean = uncertain("gaussian")
+    x = torch.randn(3, 3)
+    with torch.no_grad():
+        case.likelihood.noise_parameters()[0].fill_(math.log(0.5**2))
+        case = case._replace(folds=Folds(torch.arange(3), torch.arange(3)))
+        assert calibrate(case, functions, x, mean(x)).functions.spread >= 0.85

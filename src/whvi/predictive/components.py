@@ -329,3 +329,15 @@ def root(
         if not bool(moving.any()):
             break
     return x
+
+
+def towards_mean(f: Tensor, spread: float, sharing: int = 0) -> Tensor:
+    """Return ``f̄ + spread · (f − f̄)`` of functions ``(R, S, N, F)``.
+
+    The mean ``f̄`` of a row is that of all draws of ``sharing`` neighbouring members; of all if 0.
+    """
+    if spread == 1:
+        return f
+    groups = f.unflatten(0, (-1, sharing or len(f)))
+    moved: Tensor = torch.lerp(groups.mean((1, 2), keepdim=True), groups, spread)
+    return moved.flatten(0, 1)

@@ -1,12 +1,14 @@
-r"""What held-out rows decide: one factor ``τ`` on noise or logits; then inputs and likelihood.
+r"""What held-out rows decide: noise or logits, spread of the functions, inputs and likelihood.
 
 Networks fit the rows they are trained on too closely, so the noise they learn is too small and
-their logits are too large. The factor minimises
+their logits are too large; and where noise is small, draws of their functions spread more than
+their mean errs. A factor ``τ`` on noise or logits, and with noise the spread ``ω ≤ 1`` of the
+functions about their mean, minimise
 
-.. math:: \mathrm{MNLL}(\tau) + \frac{20}{N} \log^2 \tau
+.. math:: \mathrm{MNLL}(\tau, \omega) + \frac{20}{N} (\log^2 \tau + \log^2 \omega)
 
 over a grid, where ``N`` counts the held-out rows and the second term says that 20 rows speak for
-``τ = 1``: a few held-out rows may mislead.
+``τ = ω = 1``: a few held-out rows may mislead.
 
 Inputs with or without bins, and several likelihoods, are candidates: :func:`choose`.
 """
@@ -16,7 +18,7 @@ from __future__ import annotations
 import copy
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple, cast
@@ -26,6 +28,7 @@ from torch import Tensor, nn
 
 from whvi.layers import MeanFieldLinear
 from whvi.likelihoods import Bernoulli, Categorical, Likelihood
+from whvi.predictive.components import towards_mean
 from whvi.tabular.inputs import Embedding
 from whvi.tabular.predictor import Architecture, Functions
 from whvi.tabular.training import Plan, Session, Trained, train_ensemble
@@ -35,6 +38,7 @@ PSEUDO_ROWS = 20
 _FACTORS = torch.logspace(-2, 1, 73, dtype=torch.float64)
 """The factors tried: neighbours differ by 10 %, which costs less than 0.003 nats."""
 
+_SPREADS = (1.0, 0.85, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1)
 _MOST_ROWS = 4096
 _LEAST_MASS = 1e-12  # below, differences of distribution functions are rounding errors
 
@@ -61,6 +65,21 @@ def best_factor(
     return (mnll + weight * factors.log().square()).argmin(-1)
 
 
+class Calibration(NamedTuple):
+    """What held-out rows say about an ensemble.
+
+    Attributes:
+        factor: Of its noise or logits.
+        functions: Its draws, with the spread that suits these rows.
+        mnll: Mean negative log-likelihood of these rows with both, in nats per row and in units of
+            the targets; NaN if there are no such rows.
+    """
+
+    factor: float
+    functions: Functions
+    mnll: float
+
+
 @torch.no_grad()
 def calibrate(
     trained: Trained,
@@ -69,50 +88,69 @@ def calibrate(
     y: Tensor,
     weights: Tensor | None = None,
     *,
+    spreads: Sequence[float] = _SPREADS,
     pseudo_rows: float = PSEUDO_ROWS,
-) -> tuple[float, float]:
-    """Fit the factor on the rows that ``trained`` left out and build it into its networks.
+) -> Calibration:
+    """Fit factor and spread on the rows that ``trained`` left out; build the factor into it.
 
     Args:
         trained: Its noise, or its last layer, is changed in place.
         functions: Draws of its networks as they are before.
         x, y: All rows.
         weights: How often each of them counts, ``(N,)``.
+        spreads: To choose from, from the largest down; logits and rates keep the first.
         pseudo_rows: How many held-out rows speak for the networks as they are.
-
-    Returns:
-        The factor, and the mean negative log-likelihood of these rows with it, in nats per row
-        and in units of ``y``; 1 and NaN if there are no such rows.
     """
     held_out = trained.folds.held_out
+    draws = partial(Functions, functions.features, functions.layers)
     if held_out is None:
-        return 1.0, math.nan
+        return Calibration(1.0, draws(spreads[0]), math.nan)
     held_out = held_out[..., :_MOST_ROWS]
     likelihood = trained.likelihood
-    f, targets = functions(x[held_out]), y[held_out]
+    f, targets = draws()(x[held_out]), y[held_out]
     noise = likelihood.noise_parameters()
     pooled = trained.folds.sharing or trained.architecture.members
     score_of = partial(
         _mnll, likelihood, y=targets, pooled=pooled, weights=_taken(weights, held_out)
     )
     if not noise and not isinstance(likelihood, Bernoulli | Categorical):
-        return 1.0, score_of(f)
-    kept = noise[0].clone() if noise else None
-
-    def mnll(factor: float) -> float:
-        if kept is None:
-            return score_of(f * factor)
-        noise[0].copy_(kept + 2 * math.log(factor))
-        return score_of(f)
-
-    factors: list[float] = _FACTORS.tolist()
-    curve = torch.tensor([mnll(factor) for factor in factors], dtype=torch.float64)
+        return Calibration(1.0, draws(), score_of(f))
     num_rows = held_out.numel() if weights is None else float(weights[held_out].sum())
-    best = factors[int(best_factor(curve, num_rows, _FACTORS, pseudo_rows=pseudo_rows))]
-    score = mnll(best)  # leaves the noise at its best
+    kept, spread = (noise[0].clone() if noise else None), spreads[0]
+
+    def mnll(k: int, spread: float) -> float:
+        if kept is None:
+            return score_of(f * float(_FACTORS[k]))
+        noise[0].copy_(kept + 2 * float(_FACTORS[k].log()))
+        return score_of(towards_mean(f, spread, pooled))
+
+    def penalised(k: int, spread: float) -> float:
+        doubt = float(_FACTORS[k].log()) ** 2 + math.log(spread / spreads[0]) ** 2
+        return mnll(k, spread) + pseudo_rows / num_rows * doubt
+
+    curve = torch.tensor([penalised(k, spread) for k in range(len(_FACTORS))])
+    best, least = int(curve.argmin()), float(curve.min())
+    for smaller in spreads[1:] if noise else ():
+        k, value = _descend(partial(penalised, spread=smaller), best)
+        if value >= least:
+            break
+        best, least, spread = k, value, smaller
+    score, factor = mnll(best, spread), float(_FACTORS[best])  # leaves the noise at its best
     if kept is None:
-        _scale_last_layer(trained.model, best)
-    return best, score
+        _scale_last_layer(trained.model, factor)
+    return Calibration(factor, draws(spread), score)
+
+
+def _descend(objective: Callable[[int], float], start: int) -> tuple[int, float]:
+    """Walk along the factors from ``start`` to a minimum of ``objective``."""
+    values = {start: objective(start)}
+    for step in (1, -1):
+        while 0 <= start + step < len(_FACTORS):
+            values[start + step] = objective(start + step)
+            if values[start + step] >= values[start]:
+                break
+            start += step
+    return start, values[start]
 
 
 def _mnll(
@@ -169,8 +207,8 @@ def count_mnll(
     if held_out is None:
         return math.nan
     held_out = held_out[..., :_MOST_ROWS]
-    f, targets = functions(x[held_out]), y[held_out].squeeze(-1)
     pooled = trained.folds.sharing or trained.architecture.members
+    f, targets = functions(x[held_out], pooled), y[held_out].squeeze(-1)
     weights = _taken(weights, held_out)
     if trained.architecture.likelihood == "poisson":
         return _mnll(trained.likelihood, f, y[held_out], pooled, weights)
@@ -251,7 +289,7 @@ class Trials:
             seed=self.seed, session=session.within(name), weights=self.weights,
         )  # fmt: skip
         functions = trained.draw_functions(self.num_draws, self.seed)
-        factor, mnll = calibrate(trained, functions, x, y, self.weights)
+        factor, functions, mnll = calibrate(trained, functions, x, y, self.weights)
         if self.count_unit is not None:
             mnll = count_mnll(trained, functions, x, y, self.count_unit, self.weights)
         if likelihood == "labels":  # whose last layer was scaled

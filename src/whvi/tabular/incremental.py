@@ -155,7 +155,10 @@ class IncrementalModel(ABC):
             old, past, Weighted(x, weight), y, config, Session(progress=self.verbose > 0)
         )
         known = PSEUDO_ROWS + plan.validation_fraction * summary["num_rows"]
-        functions, factor, mnll = self._calibrated(trained, x, y, seed, known, weight)
+        spreads = (self._predictor.functions.spread,)  # that of all earlier rows
+        functions, factor, mnll = self._calibrated(
+            trained, x, y, seed, weight, pseudo_rows=known, spreads=spreads
+        )
         if far is not None:
             rows = support(self._memory, new, trained.architecture.num_functions, seed)
             far = linearized_again(trained, functions, self._inputs(rows), far.gate, seed)
@@ -189,9 +192,7 @@ class IncrementalModel(ABC):
                 start.architecture, x, values, plan,
                 seed=seed, session=session, weights=weights, start=start,
             )  # fmt: skip
-            functions, factor, mnll = self._calibrated(
-                trained, x, values, seed, PSEUDO_ROWS, weights
-            )
+            functions, factor, mnll = self._calibrated(trained, x, values, seed, weights)
             if self.linearize:
                 width = encoded.shape[1]
                 far = linearized(
@@ -290,11 +291,11 @@ class IncrementalModel(ABC):
         x: Tensor,
         y: Tensor,
         seed: int,
-        known_rows: float,
         weights: Tensor | None,
+        **options: Any,
     ) -> tuple[Functions, float, float]:
         functions = trained.draw_functions(self.num_draws, seed)
-        factor, mnll = calibrate(trained, functions, x, y, weights, pseudo_rows=known_rows)
+        factor, functions, mnll = calibrate(trained, functions, x, y, weights, **options)
         if trained.architecture.likelihood == "labels":  # whose last layer was scaled
             functions = trained.draw_functions(self.num_draws, seed)
         return functions, factor, mnll

@@ -47,7 +47,7 @@ from whvi.tabular.predictor import (
 )
 
 FORMAT_NAME = "whvi-model"
-FORMAT_VERSION = 6
+FORMAT_VERSION = 7
 """Raised when names or meanings change; files of other versions are refused."""
 
 _LIES = (KeyError, TypeError, ValueError, AttributeError, IndexError, ArithmeticError, RuntimeError)
@@ -234,6 +234,7 @@ def content_of(predictor: Predictor) -> ModelFile:
         "architecture": asdict(predictor.architecture),
         "classes": None if labels is None else {"dtype": kind, "values": labels.tolist()},
         "gate": None if far is None else far.gate._asdict(),
+        "spread": predictor.functions.spread,
     }
     return ModelFile(tensors, document)
 
@@ -250,7 +251,7 @@ def predictor_of(content: ModelFile) -> Predictor:
     described = document["architecture"]
     architecture = Architecture(**{**described, "hidden": tuple(described["hidden"])})
     classes = _classes(document["classes"], architecture)
-    functions = _functions(tensors, architecture)
+    functions = _functions(tensors, architecture, document["spread"])
     width = sum(column.width for column in schema.columns)
     outputs = len(schema.target_names) if classes is None else architecture.num_outputs
     if outputs != architecture.num_outputs:
@@ -311,7 +312,9 @@ def _check_tensor(
         raise ModelFileError(f"tensor {name} holds values that are not above zero")
 
 
-def _functions(tensors: Mapping[str, Tensor], architecture: Architecture) -> Functions:
+def _functions(tensors: Mapping[str, Tensor], architecture: Architecture, spread: Any) -> Functions:
+    if not isinstance(spread, float) or not 0 < spread <= 1:
+        raise ModelFileError(f"the spread must lie in (0, 1], got {spread!r:.40}")
     widths = (architecture.in_features, *architecture.hidden)
     members = architecture.members
     last = f"functions.{len(architecture.hidden)}.weight"
@@ -330,7 +333,7 @@ def _functions(tensors: Mapping[str, Tensor], architecture: Architecture) -> Fun
         layers.append(kind(**{name: tensors[f"functions.{k}.{name}"] for name in shapes}))
     if sum(len(layer) for layer in layers) != sum(k.startswith("functions.") for k in tensors):
         raise ModelFileError("there are draws of layers that the architecture does not have")
-    return Functions(architecture.features, tuple(layers))
+    return Functions(architecture.features, tuple(layers), spread)
 
 
 def _linearized(

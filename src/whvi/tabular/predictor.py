@@ -45,6 +45,7 @@ from whvi.likelihoods import (
     StudentT,
 )
 from whvi.predictive import Predictive
+from whvi.predictive.components import towards_mean
 from whvi.tabular.inputs import Embedding, TableSchema
 from whvi.tabular.networks import FEATURES, build_network
 from whvi.training.process import limited_threads
@@ -183,10 +184,10 @@ Draws = StructuredDraws | DenseDraws
 
 @final
 class Functions:
-    """The fixed functions of an ensemble: draws of its layers, from the first to the last."""
+    """The fixed functions of an ensemble: draws of its layers, moved towards their mean."""
 
-    def __init__(self, features: str, layers: tuple[Draws, ...]) -> None:
-        self.features, self.layers = features, layers
+    def __init__(self, features: str, layers: tuple[Draws, ...], spread: float = 1.0) -> None:
+        self.features, self.layers, self.spread = features, layers, spread
         last = layers[-1]
         assert isinstance(last, DenseDraws)  # of MeanFieldLinear
         self.shape = tuple(last.weight.shape[:2])  # (R, S)
@@ -197,15 +198,15 @@ class Functions:
         self._rows_at_once = min(_MOST_ROWS, 1 << (rows.bit_length() - 1))
         self.block_rows = max(_MOST_ROWS, _BLOCK // (draws * self.num_features))
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Tensor, sharing: int = 0) -> Tensor:
         """Evaluate at ``x (N, in)`` or ``(R, N, in)``: ``(R, S, N, num_features)``.
 
-        In memory the draws of a row lie side by side, so sums over draws are formed in the same
-        order whatever the number of rows.
+        In memory the draws of a row lie side by side: sums over draws are formed in the same order
+        whatever the number of rows. ``sharing`` members have rows of their own; if 0, all.
         """
         f = torch.cat([self._evaluate(rows) for rows in self.passes(x)], dim=2)
         by_row = f[..., : x.shape[-2], :].permute(2, 0, 1, 3).contiguous()
-        return by_row.permute(1, 2, 0, 3)
+        return towards_mean(by_row.permute(1, 2, 0, 3), self.spread, sharing)
 
     def passes(self, x: Tensor) -> tuple[Tensor, ...]:
         """Cut rows into pieces of one size, the last one filled up with zeros.
