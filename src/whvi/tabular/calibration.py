@@ -39,6 +39,7 @@ _FACTORS = torch.logspace(-2, 1, 73, dtype=torch.float64)
 """The factors tried: neighbours differ by 10 %, which costs less than 0.003 nats."""
 
 _SPREADS = (1.0, 0.85, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1)
+_WORTH_A_SPREAD = 0.02  # nats per row: between the data, less spread is less honest
 _MOST_ROWS = 4096
 _LEAST_MASS = 1e-12  # below, differences of distribution functions are rounding errors
 
@@ -129,12 +130,14 @@ def calibrate(
         return mnll(k, spread) + pseudo_rows / num_rows * doubt
 
     curve = torch.tensor([penalised(k, spread) for k in range(len(_FACTORS))])
-    best, least = int(curve.argmin()), float(curve.min())
+    found = [(float(curve.min()), int(curve.argmin()), spread)]
     for smaller in spreads[1:] if noise else ():
-        k, value = _descend(partial(penalised, spread=smaller), best)
-        if value >= least:
+        k, value = _descend(partial(penalised, spread=smaller), found[-1][1])
+        if value >= found[-1][0]:
             break
-        best, least, spread = k, value, smaller
+        found.append((value, k, smaller))
+    worth_it = found[0][0] - found[-1][0] >= _WORTH_A_SPREAD
+    _, best, spread = found[-1] if worth_it else found[0]
     score, factor = mnll(best, spread), float(_FACTORS[best])  # leaves the noise at its best
     if kept is None:
         _scale_last_layer(trained.model, factor)
