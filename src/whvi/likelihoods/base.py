@@ -129,7 +129,7 @@ class Likelihood(nn.Module, ABC):
 
     def _per_row(self, value: Tensor) -> Tensor:
         """View ``(*batch_shape, O)`` so that it broadcasts with ``(*batch_shape, S, N, O)``."""
-        return value[..., None, None, :] if self.batch_shape else value
+        return value.view(*self.batch_shape, 1, 1, -1) if self.batch_shape else value
 
     def _over_outputs(self, values: Tensor) -> Tensor:
         """Sum over the last axis; a view if it has length 1."""

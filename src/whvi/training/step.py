@@ -74,7 +74,7 @@ class Stepper:
         self._kl = ModelKL(state.model)
         self._parameters = list(state.parameters.values())
         by_kernel = state.config.compiled and not torch.is_autocast_enabled(state.device.type)
-        self._compiled = compile_model(state.model) if by_kernel else None
+        self._compiled = compile_model(state.model, reuse=True) if by_kernel else None
         if self._compiled is not None:  # where the gradient of each is among those it gives
             given = [*self._compiled.parameters, *state.likelihood.parameters()]
             places = {p: i for i, p in enumerate(given) if p is not None}
