@@ -151,13 +151,9 @@ def local_backward(
 
 def _kernel_takes_all(given: Kept) -> bool:
     x, noise = given[0], given[4]
-    if noise.shape[-1] > _KERNEL_OUTPUTS:
-        return False
-    dtype = x.dtype
-    for t in given:
-        if t is not None and not (t.dtype is dtype and kernel_takes(t)):
-            return False
-    return True
+    return noise.shape[-1] <= _KERNEL_OUTPUTS and all(
+        t is None or (t.dtype is x.dtype and kernel_takes(t)) for t in given
+    )
 
 
 def _contiguous(tensors: Kept) -> list[Any]:

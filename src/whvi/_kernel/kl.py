@@ -24,7 +24,6 @@ from whvi._kernel.backend import (
     kernel_takes,
 )
 
-
 _DOUBLE = 8  # bytes
 
 
@@ -100,9 +99,7 @@ def _terms(numbers: Sequence[float | None], tensors: Sequence[Any]) -> list[KLTe
     return [KLTerm(loc, log_scale, n if v is None else v) for loc, log_scale, v, n in triples]
 
 
-def kl_forward(
-    terms: Sequence[KLTerm], batch_shape: tuple[int, ...]
-) -> tuple[Tensor, Tensor]:
+def kl_forward(terms: Sequence[KLTerm], batch_shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
     """Return the sum of KLs, formed in float64, and ``λ`` of each term, outside autograd.
 
     The entries of a replica may have any shape here.
