@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 
 from benchmarks.memory import peak_memory
-from benchmarks.records import Cell
+from benchmarks.records import Case, Cell
 from benchmarks.timing import Effort
 
 TITLE = "Estimators for tables"
@@ -57,7 +57,7 @@ def _cells(work: str, rows: int, columns: int) -> Iterator[Cell]:
             command += [str(rows), str(columns)]
             output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
             seconds[method], memory[method] = json.loads(output.splitlines()[-1])
-    case = {"work": work, "rows": rows, "columns": columns}
+    case: Case = {"work": work, "rows": rows, "columns": columns}
     yield Cell({"quantity": "processor", **case}, seconds, absent)
     yield Cell({"quantity": "peak memory", **case}, memory, absent, "MiB")
 
