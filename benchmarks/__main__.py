@@ -14,6 +14,7 @@ from benchmarks import (
     column,
     compile,
     conv,
+    estimators,
     gp,
     linearized,
     memory,
@@ -53,6 +54,7 @@ SECTIONS: dict[str, ModuleType] = {
     "adapters": adapters,
     "transforms": transforms,
     "vae": vae,
+    "estimators": estimators,
 }
 _RESULTS = Path(__file__).parent / "results"
 

@@ -101,6 +101,11 @@ def _product(size: int, rival: str, bound: float) -> Floor:
     return Floor("product", where, "nn.Linear", rival, at_least=bound)
 
 
+def _fit(rows: int, quantity: str = "processor") -> dict[str, Wanted]:
+    return {"quantity": quantity, "work": "fit", "rows": rows}
+
+
+_PREDICTION: dict[str, Wanted] = {"quantity": "processor", "work": "predict", "rows": 1_000_000}
 _INTO_OUTPUT: dict[str, Wanted] = {
     "mode": "output",
     "dtype": "float32",
@@ -163,4 +168,10 @@ FLOORS = [
     Floor("transforms", {"D": (1024, 2048, 4096)}, "butterfly", "hadamard", at_most=3),
     Floor("vae", {"width": 512}, "whvi", "dense", at_most=1.3),
     Floor("vae", {"width": 2048}, "whvi", "dense", at_most=0.5),
+    Floor("estimators", _fit(1_000), "whvi", "CatBoost", at_most=14),
+    Floor("estimators", _fit(40_000), "whvi", "CatBoost", at_most=10),
+    Floor("estimators", _fit(40_000), "whvi", at_most=60),
+    Floor("estimators", _fit(1_000_000), "whvi", at_most=600),
+    Floor("estimators", _fit(1_000_000, "peak memory"), "whvi", at_most=4096),
+    Floor("estimators", _PREDICTION, "whvi", at_most=40),
 ]

@@ -66,6 +66,11 @@ def resident(make: Callable[[int], Callable[[], object]], small: int, size: int)
     return (_status("VmHWM") - before) / 1024
 
 
+def peak_memory() -> float:
+    """Return the most MiB that this program has had so far."""
+    return _status("VmHWM") / 1024
+
+
 def _status(key: str) -> int:
     """Read a size in KiB."""
     for line in _STATUS.read_text(encoding="utf-8").splitlines():

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from tests.conformance.likelihood_suite import Case, LikelihoodSuite
+from tests.conformance.likelihood_suite import Case, LikelihoodSuite, check_vjp, scramble, values
 from whvi.errors import ConfigError, DataError, ShapeError
 from whvi.likelihoods import (
     BalancedGradients,
@@ -329,3 +329,12 @@ def test_balanced_gradients_weigh_rows_by_their_noise(balance: float) -> None:
     weight = variance**balance / (variance**balance).mean((1, 2), keepdim=True)
     expected = weight * (y[:, None] - f.detach()[..., 0]) / variance
     assert torch.allclose(found, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("num_outputs", [1, 2])
+@pytest.mark.parametrize("balance", [0.0, 0.5, 1.0])
+def test_balanced_gradients_by_hand_are_those_of_autograd(balance: float, num_outputs: int) -> None:
+    inner = scramble(HeteroscedasticGaussian(num_outputs, batch_shape=(2,)))
+    f = values(inner)
+    y = real((2, f.shape[-2], num_outputs))
+    check_vjp(BalancedGradients(inner, balance=balance), f, y)

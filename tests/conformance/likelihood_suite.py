@@ -47,6 +47,23 @@ def scramble(likelihood: Likelihood) -> Likelihood:
     return likelihood
 
 
+def check_vjp(likelihood: Likelihood, f: Tensor, y: Tensor) -> None:
+    """Compare a gradient by hand with autograd's, twice: it must keep what it was given."""
+    expected_value, by_autograd = Likelihood.vjp(likelihood, f, y)
+    with torch.no_grad():
+        value, vjp = likelihood.vjp(f, y)
+    assert torch.equal(value, expected_value)
+    slope = torch.linspace(-1, 2, value.numel(), dtype=value.dtype).view(value.shape)
+    for grad in (slope, torch.ones((), dtype=value.dtype).expand(value.shape)):
+        pairs = list(zip(vjp(grad), by_autograd(grad), strict=True))
+        assert all((found is None) == (expected is None) for found, expected in pairs)
+        for found, expected in pairs:
+            if found is not None and expected is not None:
+                size = float(expected.abs().max())
+                eps = torch.finfo(f.dtype).eps
+                torch.testing.assert_close(found, expected, rtol=0, atol=20 * eps * max(1, size))
+
+
 class LikelihoodSuite:
     case: Case
 
@@ -139,6 +156,12 @@ class LikelihoodSuite:
             lambda f, *_: likelihood.log_prob(f, y), (f, *parameters), fast_mode=True
         )
         assert all(any(p is q for q in parameters) for p in likelihood.noise_parameters())
+
+    @pytest.mark.parametrize("trained", [True, False])
+    @pytest.mark.parametrize("batch_shape", [(), (R,)])
+    def test_vjp_is_that_of_autograd(self, batch_shape: tuple[int, ...], trained: bool) -> None:
+        likelihood = self.make(batch_shape=batch_shape).requires_grad_(trained)
+        check_vjp(likelihood, values(likelihood), self.targets(likelihood, *batch_shape))
 
     def test_float32_stays_float32_and_agrees(self) -> None:
         likelihood = self.make()

@@ -9,6 +9,7 @@ r"""Local reparameterization of a dense Gaussian weight, as one autograd node.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any, cast
 
 import torch
@@ -92,14 +93,24 @@ class _LocalLinear(torch.autograd.Function):
 
 
 def local_forward(
-    x: Tensor, loc: Tensor, log_scale: Tensor, bias: Tensor | None, noise: Tensor
+    x: Tensor,
+    loc: Tensor,
+    log_scale: Tensor,
+    bias: Tensor | None,
+    noise: Tensor,
+    into: Sequence[Tensor] | None = None,
 ) -> tuple[Tensor, Kept]:
-    """Return y and what :func:`local_backward` needs, outside autograd."""
+    """Return y and what :func:`local_backward` needs, outside autograd.
+
+    ``into`` are y, variance and spread of an earlier call of the same shapes; the kernel writes
+    over them.
+    """
     given = (x, loc, log_scale, bias, noise)
     if _kernel_takes_all(given):
         ready = _contiguous(given)
-        y, spread = torch.empty_like(ready[-1]), torch.empty_like(ready[-1])
-        variance = torch.empty_like(ready[1])
+        if into is None:
+            into = [torch.empty_like(ready[i]) for i in (4, 1, 4)]
+        y, variance, spread = into
         _call("dense_forward", (*ready, y, variance, spread))
         return y, (*given, variance, spread)
     rows, scale = _rows(x, loc), _matrix(log_scale, x, noise).exp()
@@ -112,16 +123,22 @@ def local_forward(
     return y.view(noise.shape), (*given, variance, spread)
 
 
-def local_backward(kept: Kept, grad_y: Tensor, wants_x: bool) -> tuple[Tensor | None, ...]:
-    """Return the gradients of x (if wanted), loc, log_scale and bias, outside autograd."""
+def local_backward(
+    kept: Kept, grad_y: Tensor, wants_x: bool, into: Sequence[Tensor | None] | None = None
+) -> tuple[Tensor | None, ...]:
+    """Return the gradients of x (if wanted), loc, log_scale and bias, outside autograd.
+
+    ``into`` are those of an earlier call of the same kind; the kernel writes over them.
+    """
     x, loc, _, bias, noise, variance, spread = kept
     if _kernel_takes_all(kept[:5]):
         ready, grad_y = _contiguous(kept[:5]), grad_y.contiguous()
-        gradients = [None if t is None else torch.empty_like(t) for t in ready[:4]]
-        if not wants_x:
-            gradients[0] = None
-        _call("dense_backward", (*ready, grad_y, variance, spread, *gradients))
-        return tuple(gradients)
+        if into is None:
+            into = [None if t is None else torch.empty_like(t) for t in ready[:4]]
+            if not wants_x:
+                into[0] = None
+        _call("dense_backward", (*ready, grad_y, variance, spread, *into))
+        return tuple(into)
     rows, grad, M = _rows(x, loc), _rows(grad_y, loc), _matrix(loc, x, noise)
     r = (grad * _rows(noise, loc)).div_(spread)
     return (
@@ -145,9 +162,9 @@ def _contiguous(tensors: Kept) -> list[Any]:
 
 def _call(name: str, tensors: Kept) -> None:
     """Call the kernel with the sizes of the layer and the addresses of the tensors."""
-    x, loc, _, _, noise, *_ = tensors
+    x, loc, noise = tensors[0], tensors[1], tensors[4]
     inputs, outputs = x.shape[-1], noise.shape[-1]
     replicas = loc.numel() // (outputs * inputs)
     sizes = (replicas, x.numel() // (inputs * replicas), inputs, outputs)
-    addresses = (0 if t is None else t.data_ptr() for t in tensors)
+    addresses = [0 if t is None else t.data_ptr() for t in tensors]
     getattr(kernel, name)(x.element_size(), torch.get_num_threads(), *sizes, *addresses)

@@ -24,6 +24,8 @@ from whvi._kernel.backend import (
     kernel_takes,
 )
 
+_DOUBLE = 8  # bytes
+
 
 class KLTerm(NamedTuple):
     """A posterior and the variance of its prior."""
@@ -69,13 +71,13 @@ class _SumOfKLs(torch.autograd.Function):
     def forward(ctx: Any, numbers: list[float | None], *tensors: Any) -> Tensor:
         ctx.numbers = numbers
         total, variances = kl_forward(_terms(numbers, tensors), tensors[0].shape[:-1])
-        ctx.save_for_backward(*tensors, *variances)
+        ctx.save_for_backward(*tensors, variances)
         return total
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
         count = 3 * len(ctx.numbers)
-        tensors, variances = ctx.saved_tensors[:count], ctx.saved_tensors[count:]
+        tensors, variances = ctx.saved_tensors[:count], ctx.saved_tensors[count]
         terms = _terms(ctx.numbers, tensors)
         if torch.is_grad_enabled():
             return (None, *differentiable_gradients(_compose(terms), tensors, grads[0]))
@@ -97,31 +99,33 @@ def _terms(numbers: Sequence[float | None], tensors: Sequence[Any]) -> list[KLTe
     return [KLTerm(loc, log_scale, n if v is None else v) for loc, log_scale, v, n in triples]
 
 
-def kl_forward(
-    terms: Sequence[KLTerm], batch_shape: tuple[int, ...]
-) -> tuple[Tensor, list[Tensor]]:
+def kl_forward(terms: Sequence[KLTerm], batch_shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
     """Return the sum of KLs, formed in float64, and ``λ`` of each term, outside autograd.
 
     The entries of a replica may have any shape here.
     """
     assert kernel is not None  # the caller has asked kernel_takes
     replicas = math.prod(batch_shape)
-    total, *variances = torch.zeros(len(terms) + 1, replicas, dtype=torch.float64).unbind()
-    for (loc, log_scale, given), variance in zip(terms, variances, strict=True):
+    # addresses instead of views: at the sizes of a training step, views are what this would cost
+    table = torch.zeros(len(terms) + 1, replicas, dtype=torch.float64)
+    address = table.data_ptr()
+    total = address + _DOUBLE * replicas * len(terms)  # the last row
+    for i, (loc, log_scale, given) in enumerate(terms):
         if given is not None:
-            variance.view(batch_shape)[...] = given
+            table[i].view(batch_shape)[...] = given
         loc, log_scale = loc.contiguous(), log_scale.contiguous()
         kernel.diagonal_kl(
             loc.element_size(), replicas, loc.numel() // replicas,
-            loc.data_ptr(), log_scale.data_ptr(), variance.data_ptr(), total.data_ptr(),
+            loc.data_ptr(), log_scale.data_ptr(), address, total,
         )  # fmt: skip
-    return total.to(terms[0].loc.dtype).view(batch_shape), variances
+        address += _DOUBLE * replicas
+    return table[-1].to(terms[0].loc.dtype).view(batch_shape), table
 
 
 def add_kl_gradients(
     grad: Tensor,
     terms: Sequence[KLTerm],
-    variances: Sequence[Tensor],
+    variances: Tensor,
     into: Sequence[tuple[Tensor, Tensor]],
 ) -> None:
     """Add the gradients of :func:`kl_forward` times ``grad (*batch_shape)`` to ``into``.
@@ -130,11 +134,12 @@ def add_kl_gradients(
     """
     assert kernel is not None  # forward ran in it
     grads = grad.double().contiguous()
-    replicas = grads.numel()
-    for (loc, log_scale, _), variance, out in zip(terms, variances, into, strict=True):
+    replicas, address = grads.numel(), variances.data_ptr()
+    for (loc, log_scale, _), (to_loc, to_log_scale) in zip(terms, into, strict=True):
         loc, log_scale = loc.contiguous(), log_scale.contiguous()
         kernel.diagonal_kl_backward(
             loc.element_size(), replicas, loc.numel() // replicas,
-            loc.data_ptr(), log_scale.data_ptr(), variance.data_ptr(), grads.data_ptr(),
-            *(t.data_ptr() for t in out),
+            loc.data_ptr(), log_scale.data_ptr(), address, grads.data_ptr(),
+            to_loc.data_ptr(), to_log_scale.data_ptr(),
         )  # fmt: skip
+        address += _DOUBLE * replicas

@@ -7,8 +7,6 @@ everything. In the kernel, entry ``e`` of the noise is a pure function of (seed,
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor
 
@@ -39,7 +37,13 @@ def normal_from_seed(
         return torch.randn(shape, generator=generator, dtype=dtype, device=device)
     native = torch.float64 if dtype == torch.float64 else torch.float32
     with torch._C._DisableFuncTorch():  # a tensor with memory of its own, under torch.func too
-        out = torch.empty(shape, dtype=native, device="cpu")
-        threads = torch.get_num_threads()
-        kernel.normals(out.element_size(), threads, seed, 0, math.prod(shape), out.data_ptr())
+        out = fill_with_normals(torch.empty(shape, dtype=native, device="cpu"), seed)
         return out if native is dtype else out.to(dtype)
+
+
+def fill_with_normals(out: Tensor, seed: int) -> Tensor:
+    """Write stream ``seed`` over ``out``, contiguous and of a type of the kernel; return it."""
+    assert kernel is not None  # the caller has asked kernel_takes
+    element_bytes, threads = out.element_size(), torch.get_num_threads()
+    kernel.normals(element_bytes, threads, seed, 0, out.numel(), out.data_ptr())
+    return out

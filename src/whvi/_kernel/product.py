@@ -246,14 +246,25 @@ class _TracedProduct(torch.autograd.Function):
 
 
 def product_forward(
-    operands: Given, prepared: PreparedProduct, seed: int, keep_noise: bool
+    operands: Given,
+    prepared: PreparedProduct,
+    seed: int,
+    keep_noise: bool,
+    into: tuple[Tensor, Tensor | None] | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """Run the kernel outside autograd; return the output and, if kept, the noise."""
-    x, noise = operands[0], None
-    y = _empty_like(x) if x.shape == prepared.out_shape else x.new_empty(prepared.out_shape)
-    if keep_noise and operands[4] is not None and prepared.noise_entries <= _KEPT_NOISE:
-        trimmed = y.numel() != prepared.noise_entries
-        noise = y.new_empty(prepared.noise_entries) if trimmed else torch.empty_like(y)
+    """Run the kernel outside autograd; return the output and, if kept, the noise.
+
+    ``into`` are results of an earlier call of the same kind, which are written over.
+    """
+    x = operands[0]
+    if into is not None:
+        y, noise = into
+    else:
+        y = _empty_like(x) if x.shape == prepared.out_shape else x.new_empty(prepared.out_shape)
+        noise = None
+        if keep_noise and operands[4] is not None and prepared.noise_entries <= _KEPT_NOISE:
+            trimmed = y.numel() != prepared.noise_entries
+            noise = y.new_empty(prepared.noise_entries) if trimmed else torch.empty_like(y)
     element_bytes = 4 if x.dtype is torch.float32 else 8
     _FORWARD(element_bytes, torch.get_num_threads(), prepared.address, seed, y, noise, *operands)
     return y, noise
@@ -266,15 +277,22 @@ def product_backward(
     noise: Tensor | None,
     grad: Tensor,
     wants_x: bool,
+    into: list[Gradient] | None = None,
 ) -> list[Gradient]:
-    """Return the gradients of the operands, outside autograd; that of ``x`` only if wanted."""
+    """Return the gradients of the operands, outside autograd; that of ``x`` only if wanted.
+
+    ``into`` are gradients of an earlier call of the same kind, which are written over; sums over
+    shared axes are made anew all the same.
+    """
     x = operands[0]
-    gradients: list[Gradient] = [None if t is None else _empty_like(t) for t in operands]
-    for i, _, made_shape in prepared.shared:
-        if operands[i] is not None:
-            gradients[i] = x.new_empty(made_shape)
-    if not wants_x:
-        gradients[0] = None
+    gradients = into
+    if gradients is None or prepared.shared:
+        gradients = [None if t is None else _empty_like(t) for t in operands]
+        for i, _, made_shape in prepared.shared:
+            if operands[i] is not None:
+                gradients[i] = x.new_empty(made_shape)
+        if not wants_x:
+            gradients[0] = None
     element_bytes, threads = 4 if x.dtype is torch.float32 else 8, torch.get_num_threads()
     _BACKWARD(element_bytes, threads, prepared.address, seed, grad, noise, gradients, *operands)
     for i, loops, _ in prepared.shared:

@@ -29,7 +29,7 @@ from torch.nn.modules import module as nn_module
 from whvi._kernel.backend import backend, is_tracing, is_transformed, kernel_takes
 from whvi._kernel.dense import local_backward, local_forward
 from whvi._kernel.kl import add_kl_gradients, kl_forward
-from whvi._kernel.noise import normal_from_seed
+from whvi._kernel.noise import fill_with_normals
 from whvi._kernel.product import PreparedProduct, prepare, product_backward, product_forward
 from whvi.layers.linear import MeanFieldLinear, WHVILinear
 from whvi.layers.matrix import DenseGaussianMatrix
@@ -48,9 +48,14 @@ _MASK = torch.ops.aten.threshold_backward.grad_input  # named here: to find it t
 _DISTRIBUTIONS = (DiagonalGaussian, EmpiricalBayesPrior, FixedPrior)
 
 
-def compile_model(model: nn.Module) -> CompiledModel | None:
-    """Return ``model`` as kernel calls; ``None`` where :func:`why_not_compiled` has a reason."""
-    return None if why_not_compiled(model) else CompiledModel(cast(nn.Sequential, model))
+def compile_model(model: nn.Module, *, reuse: bool = False) -> CompiledModel | None:
+    """Return ``model`` as kernel calls; ``None`` where :func:`why_not_compiled` has a reason.
+
+    With ``reuse`` every call writes over the tensors that the call before it returned.
+    """
+    if why_not_compiled(model):
+        return None
+    return CompiledModel(cast(nn.Sequential, model), reuse=reuse)
 
 
 def why_not_compiled(model: nn.Module) -> str | None:
@@ -108,10 +113,37 @@ def _kind(part: object) -> str:
 
 
 @final
+class _Memory:
+    """Tensors that a link has made, to be written over by its next call of the same kind.
+
+    A step of a small network makes twenty; each takes as long as an addition.
+    """
+
+    def __init__(self, reuse: bool) -> None:
+        self._reuse = reuse
+        self._kind: object = None
+        self._results: Any = None
+        self.gradients: Any = None
+
+    def results_of(self, kind: object) -> Any:
+        """Return what was kept if the call is of the ``kind`` of the last one, else forget it."""
+        if kind != self._kind:
+            self._kind, self._results, self.gradients = kind, None, None
+        return self._results
+
+    def keep(self, *, results: Any = None, gradients: Any = None) -> None:
+        """Keep the results of a forward or the gradients of a backward pass."""
+        if self._reuse and results is not None:
+            self._results = results
+        elif self._reuse:
+            self.gradients = gradients
+
+
+@final
 class _StructuredLink:
     """``WHVILinear`` with a diagonal posterior and a deterministic bias, or none."""
 
-    def __init__(self, layer: WHVILinear) -> None:
+    def __init__(self, layer: WHVILinear, reuse: bool) -> None:
         matrix = layer.matrix
         q = cast(DiagonalGaussian, matrix.posterior)
         self._plan, self._shape = matrix.plan, matrix.s1.shape
@@ -119,38 +151,52 @@ class _StructuredLink:
         self.parameters = [matrix.s1, q.loc, matrix.s2, q.log_scale, layer.bias]
         self.random = (1, 3)  # where loc and log_scale stand among them
         self.kl_term = q.kl_term(matrix.prior)
+        self._memory = _Memory(reuse)
 
     def forward(self, x: Tensor, sampler: LocalReparameterization) -> tuple[Tensor, Kept]:
         shape, seed = self._shape, int(sampler.next_seed())
         # layers always fit into the loops of the kernel
         prepared = cast(PreparedProduct, prepare(x.shape, shape, shape, shape, self._plan, True))
-        y, noise = product_forward((x, *self.parameters), prepared, seed, True)
+        into = self._memory.results_of(prepared)
+        y, noise = made = product_forward((x, *self.parameters), prepared, seed, True, into)
+        self._memory.keep(results=made)
         return y, (x, prepared, seed, noise)
 
     def backward(self, kept: Kept, grad: Tensor, wants_x: bool) -> Gradients:
         x, prepared, seed, noise = kept
-        return product_backward((x, *self.parameters), prepared, seed, noise, grad, wants_x)
+        given, into = (x, *self.parameters), self._memory.gradients
+        made = product_backward(given, prepared, seed, noise, grad, wants_x, into)
+        self._memory.keep(gradients=made)
+        return made
 
 
 @final
 class _DenseLink:
     """``MeanFieldLinear`` with a deterministic bias, or none."""
 
-    def __init__(self, layer: MeanFieldLinear) -> None:
+    def __init__(self, layer: MeanFieldLinear, reuse: bool) -> None:
         q = layer.matrix.posterior
         self.parameters = [q.loc, q.log_scale, layer.bias]
         self.random = (0, 1)
         self.kl_term = q.kl_term(layer.matrix.prior)
         self._out_features = layer.out_features
+        self._memory = _Memory(reuse)
 
     def forward(self, x: Tensor, sampler: LocalReparameterization) -> tuple[Tensor, Kept]:
         shape = (*x.shape[:-1], self._out_features)
-        noise = normal_from_seed(shape, int(sampler.next_seed()), dtype=x.dtype)
+        into = self._memory.results_of(shape)
+        noise = x.new_empty(shape) if into is None else into[0]
+        fill_with_normals(noise, int(sampler.next_seed()))
         loc, log_scale, bias = self.parameters
-        return local_forward(x, cast(Tensor, loc), cast(Tensor, log_scale), bias, noise)
+        given = (x, cast(Tensor, loc), cast(Tensor, log_scale), bias, noise)
+        y, kept = local_forward(*given, into and into[1:])
+        self._memory.keep(results=(noise, y, *kept[5:]))
+        return y, kept
 
     def backward(self, kept: Kept, grad: Tensor, wants_x: bool) -> Gradients:
-        return list(local_backward(kept, grad, wants_x))
+        made = list(local_backward(kept, grad, wants_x, self._memory.gradients))
+        self._memory.keep(gradients=made)
+        return made
 
 
 @final
@@ -183,8 +229,8 @@ class _SineLink:
 _LINKS: dict[type, Any] = {
     WHVILinear: _StructuredLink,
     MeanFieldLinear: _DenseLink,
-    nn.ReLU: lambda module: _ReluLink(),
-    Sine: lambda module: _SineLink(),
+    nn.ReLU: lambda module, reuse: _ReluLink(),
+    Sine: lambda module, reuse: _SineLink(),
 }
 
 
@@ -195,12 +241,12 @@ class CompiledModel:
     ``parameters`` lists what :meth:`backward` gives gradients of, ``None`` for a missing bias.
     """
 
-    def __init__(self, model: nn.Sequential) -> None:
+    def __init__(self, model: nn.Sequential, *, reuse: bool = False) -> None:
         modules = list(model)
         self._tile = modules.pop(0) if type(modules[0]) is Tile else None
         self._first = cast(WHVILinear | MeanFieldLinear, modules[0])
         self.batch_shape = self._first.batch_shape
-        self._links = [_LINKS[type(module)](module) for module in modules]
+        self._links = [_LINKS[type(module)](module, reuse) for module in modules]
         self._hooks = [hooks for module in model.modules() for hooks in _hooks(module)]
         self._kl_terms = [link.kl_term for link in self._links if link.parameters]
         self.parameters: list[nn.Parameter | None] = []

@@ -13,6 +13,8 @@ from whvi.errors import DataError, ShapeError
 from whvi.predictive import Predictive, align_targets
 
 Gradient = Tensor | None
+Vjp = Callable[[Tensor], list[Gradient]]
+"""Turns the gradient of ``log_prob`` into those of ``f`` and of the parameters."""
 
 
 class Likelihood(nn.Module, ABC):
@@ -62,7 +64,7 @@ class Likelihood(nn.Module, ABC):
             Shape ``(*batch_shape, S, N)``.
         """
 
-    def vjp(self, f: Tensor, y: Tensor) -> tuple[Tensor, Callable[[Tensor], list[Gradient]]]:
+    def vjp(self, f: Tensor, y: Tensor) -> tuple[Tensor, Vjp]:
         """Return :meth:`log_prob` without a graph, and what turns its gradient into others.
 
         These are the gradients of ``f`` and, in order, of the parameters; ``None`` for one that
@@ -127,7 +129,7 @@ class Likelihood(nn.Module, ABC):
 
     def _per_row(self, value: Tensor) -> Tensor:
         """View ``(*batch_shape, O)`` so that it broadcasts with ``(*batch_shape, S, N, O)``."""
-        return value[..., None, None, :] if self.batch_shape else value
+        return value.view(*self.batch_shape, 1, 1, -1) if self.batch_shape else value
 
     def _over_outputs(self, values: Tensor) -> Tensor:
         """Sum over the last axis; a view if it has length 1."""

@@ -9,7 +9,6 @@ With standardized targets :math:`z = (y - \mu_y) / \sigma_y`,
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any, cast, final
 
 import torch
@@ -17,7 +16,7 @@ from torch import Tensor
 
 from whvi._checks import check_positive
 from whvi._kernel.backend import is_tracing, is_transformed
-from whvi.likelihoods.base import Gradient, RealLikelihood
+from whvi.likelihoods.base import Gradient, RealLikelihood, Vjp
 from whvi.predictive import Predictive
 
 _HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
@@ -114,7 +113,7 @@ class Gaussian(RealLikelihood):
         values = cast(Tensor, _LogProb.apply(f, log_noise_variance, z, target_scale))  # type: ignore[no-untyped-call]
         return self._over_outputs(values)
 
-    def vjp(self, f: Tensor, y: Tensor) -> tuple[Tensor, Callable[[Tensor], list[Gradient]]]:
+    def vjp(self, f: Tensor, y: Tensor) -> tuple[Tensor, Vjp]:
         """See :meth:`Likelihood.vjp`; by hand."""
         z, target_scale = self._standardized(f, y)
         parameter = self.log_noise_variance
@@ -172,13 +171,43 @@ class HeteroscedasticGaussian(RealLikelihood):
 
     def noise_variance(self, f: Tensor) -> Tensor:
         """Return ``σ²`` of every row, standardized units, shape ``(*batch_shape, S, N, O)``."""
+        return (self.bound * self._bent(f)).exp()
+
+    def _bent(self, f: Tensor) -> Tensor:
+        """Return ``tanh((λ + r) / b)``."""
         raw = f[..., self.num_outputs :] + self._per_row(self.log_noise_variance)
-        return (self.bound * torch.tanh(raw / self.bound)).exp()
+        return torch.tanh(raw / self.bound)
 
     def log_prob(self, f: Tensor, y: Tensor) -> Tensor:
         z, target_scale = self._standardized(f, y)
         mean, variance = f[..., : self.num_outputs], self.noise_variance(f)
         return self._over_outputs(gaussian_log_prob(mean - z, variance, target_scale))
+
+    def vjp(self, f: Tensor, y: Tensor) -> tuple[Tensor, Vjp]:
+        """See :meth:`Likelihood.vjp`; by hand."""
+        values, _, vjp = self.vjp_and_variance(f, y)
+        return values, vjp
+
+    def vjp_and_variance(self, f: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Vjp]:
+        """Return the same with :meth:`noise_variance` in between, which both are made of."""
+        z, target_scale = self._standardized(f, y)
+        bent = self._bent(f)
+        variance = (self.bound * bent).exp()
+        residual = f[..., : self.num_outputs] - z
+        values = gaussian_log_prob(residual, variance, target_scale)
+        parameter = self.log_noise_variance
+
+        def vjp(grad: Tensor) -> list[Gradient]:
+            grad = grad.unsqueeze(-1)
+            over_variance = residual / variance
+            half_excess = (over_variance * residual - 1).mul_(0.5)
+            to_raw = (1 - bent.square()).mul_(half_excess).mul_(grad)
+            to_f = torch.cat([torch.mul(grad, over_variance).neg_(), to_raw], -1)
+            if not parameter.requires_grad:
+                return [to_f, None]
+            return [to_f, to_raw.sum((-3, -2)).view_as(parameter)]
+
+        return self._over_outputs(values), variance, vjp
 
     def predictive(self, f: Tensor) -> Predictive:
         loc, target_scale = self._in_units(f)

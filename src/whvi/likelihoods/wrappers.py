@@ -6,7 +6,7 @@ from typing import final
 
 from torch import Tensor, nn
 
-from whvi.likelihoods.base import Likelihood
+from whvi.likelihoods.base import Likelihood, Vjp
 from whvi.likelihoods.gaussian import HeteroscedasticGaussian
 from whvi.predictive import Predictive
 
@@ -83,7 +83,16 @@ class BalancedGradients(_Wrapper):
     def log_prob(self, f: Tensor, y: Tensor) -> Tensor:
         """Return ``log p(y | f)``, with weighted gradients."""
         value = self.inner.log_prob(f, y)
-        weight = self.inner.noise_variance(f.detach()).mean(-1) ** self.balance
-        weight = weight / weight.mean((-2, -1), keepdim=True)
+        weight = self._weight(self.inner.noise_variance(f.detach()))
         fixed = value.detach()
         return fixed + weight.detach() * (value - fixed)
+
+    def vjp(self, f: Tensor, y: Tensor) -> tuple[Tensor, Vjp]:
+        """See :meth:`Likelihood.vjp`; by hand."""
+        value, variance, vjp = self.inner.vjp_and_variance(f, y)
+        weight = self._weight(variance)
+        return value, lambda grad: vjp(grad * weight)
+
+    def _weight(self, variance: Tensor) -> Tensor:
+        weight = self._over_outputs(variance) ** self.balance  # a mean would only scale it
+        return weight / weight.mean((-2, -1), keepdim=True)

@@ -25,6 +25,9 @@ from whvi.training.config import seeded_generator
 from whvi.training.distributed import Ranks
 from whvi.training.state import TrainingState
 
+# The rows of several steps are looked up at a time, as a call costs more than a few rows.
+_MOST_STEPS, _MOST_NUMBERS = 32, 1 << 18
+
 Batch = tuple[Tensor, Tensor]
 WeightedBatch = tuple[Tensor, Tensor, Tensor]
 """``(x, y, weights)``."""
@@ -102,6 +105,8 @@ class TensorBatches:
         self._axes = (x_axis, y_axis)
         self._x = x.reshape(-1, *x.shape[x_axis + 1 :])
         self._y = y.reshape(-1, *y.shape[y_axis + 1 :])
+        numbers = len(self._seeds) * self._batch_size * max(1, self._x[0].numel())
+        self._gathered = min(max(1, _MOST_NUMBERS // numbers), _MOST_STEPS)
 
     def batches(self, start: int) -> Iterator[Batch]:
         """Yield the batches of step ``start``, ``start + 1``, … without end."""
@@ -109,8 +114,13 @@ class TensorBatches:
         first_epoch, skip = divmod(start, per_epoch)
         for epoch in itertools.count(first_epoch):
             x_rows, y_rows = self._rows(epoch)
-            for i in range(skip, per_epoch):
-                yield self._take(self._x, x_rows[i]), self._take(self._y, y_rows[i])
+            for first in range(skip, per_epoch, self._gathered):
+                last = min(first + self._gathered, per_epoch)
+                xs, ys = (
+                    self._take(self._x, x_rows[first:last]),
+                    self._take(self._y, y_rows[first:last]),
+                )
+                yield from zip(xs, ys, strict=True)
             skip = 0
 
     def fingerprint(self) -> dict[str, object]:
@@ -118,26 +128,26 @@ class TensorBatches:
         digests = {name: tensor_digest(each) for name, each in self._fingerprint_of.items()}
         return {"num_data": self.num_rows, **digests}
 
-    def _rows(self, epoch: int) -> list[tuple[Tensor, ...]]:
-        """Return, for every step of the epoch, flat row numbers into ``x`` and into ``y``."""
+    def _rows(self, epoch: int) -> list[Tensor]:
+        """Return flat row numbers into ``x`` and into ``y``, ``(steps, rows of all replicas)``."""
         size, n = self._batch_size, self.num_rows
         steps = n // size
         replicas = zip(self._seeds, self._ends, strict=True)
         order = torch.stack([epoch_order(n, seed, epoch, ends) for seed, ends in replicas])
         rows = order[:, : steps * size].reshape(-1, steps, size)[:, :, self._share]
 
-        def per_step(axis: int) -> tuple[Tensor, ...]:
+        def per_step(axis: int) -> Tensor:
             flat = rows + (n * torch.arange(len(rows)).reshape(-1, 1, 1) if axis else 0)
-            return flat.transpose(0, 1).reshape(steps, -1).to(self._x.device).unbind(0)
+            return flat.transpose(0, 1).reshape(steps, -1).to(self._x.device)
 
         found = {axis: per_step(axis) for axis in set(self._axes)}
         return [found[axis] for axis in self._axes]
 
-    def _take(self, rows: Tensor, index: Tensor) -> Tensor:
-        batch = rows.index_select(0, index)
-        if not self._batch_shape:
-            return batch
-        return batch.view(*self._batch_shape, -1, *rows.shape[1:])
+    def _take(self, rows: Tensor, index: Tensor) -> tuple[Tensor, ...]:
+        """Return the batches of several steps, ``index (steps, …)``."""
+        batches = rows.index_select(0, index.reshape(-1))
+        own = index.shape[1] // len(self._seeds)  # rows of a replica
+        return batches.view(len(index), *self._batch_shape, own, *rows.shape[1:]).unbind(0)
 
 
 @final

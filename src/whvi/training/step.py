@@ -29,7 +29,6 @@ from whvi.training.gradients import (
     blame_overflow,
     check_finite_tensors,
     clip_per_replica,
-    per_replica,
     replica_norms,
 )
 from whvi.training.state import TrainingState
@@ -74,7 +73,7 @@ class Stepper:
         self._kl = ModelKL(state.model)
         self._parameters = list(state.parameters.values())
         by_kernel = state.config.compiled and not torch.is_autocast_enabled(state.device.type)
-        self._compiled = compile_model(state.model) if by_kernel else None
+        self._compiled = compile_model(state.model, reuse=True) if by_kernel else None
         if self._compiled is not None:  # where the gradient of each is among those it gives
             given = [*self._compiled.parameters, *state.likelihood.parameters()]
             places = {p: i for i, p in enumerate(given) if p is not None}
@@ -147,13 +146,9 @@ class Stepper:
         with torch.no_grad():
             f, kl, kept = model.forward(rows, LocalReparameterization(state.generator))
             log_prob, vjp = state.likelihood.vjp(f, y)
-            size = log_prob.shape[-2] * log_prob.shape[-1]
-            per_value, per_nat = _slopes(num_data, size, beta, kl.dtype)
-            to_f, *to_likelihood = vjp(per_replica(per_value, log_prob).expand_as(log_prob))
-            found = [
-                *model.backward(kept, cast(Tensor, to_f), per_nat.expand_as(kl)),
-                *to_likelihood,
-            ]
+            per_value, per_nat = _slopes(num_data, log_prob.shape, beta, kl.dtype)
+            to_f, *to_likelihood = vjp(per_value)
+            found = [*model.backward(kept, cast(Tensor, to_f), per_nat), *to_likelihood]
             result = Elbo(num_data * log_prob.mean((-2, -1)), kl, beta)
         parameters = zip(self._parameters, self._places, strict=True)
         return result, [found[i] if p.requires_grad else None for p, i in parameters]
@@ -174,8 +169,12 @@ class Stepper:
 
 @functools.lru_cache(maxsize=8)
 def _slopes(
-    num_data: int | Tensor, size: int, beta: float, dtype: torch.dtype
+    num_data: int | Tensor, shape: torch.Size, beta: float, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    """Return ``∂ loss / ∂ log p = −1 / size`` and ``∂ loss / ∂ KL``, rounded as by autograd."""
-    per_datum = torch.as_tensor(1 / num_data, dtype=dtype)
-    return -per_datum.mul(num_data).div(size), per_datum.mul(beta)
+    """Return ``∂ loss / ∂ log p = −1 / n`` and ``∂ loss / ∂ KL``, rounded as by autograd.
+
+    ``shape (*batch_shape, S, B)`` is that of ``log p``, with ``n = S B``.
+    """
+    per_datum = torch.as_tensor(1 / num_data, dtype=dtype).expand(shape[:-2])
+    per_value = -per_datum.mul(num_data).div(shape[-2] * shape[-1])
+    return per_value[..., None, None].expand(shape), per_datum.mul(beta)
