@@ -112,47 +112,43 @@ DEFINE_SHORT_ROWS(8)
 DEFINE_SHORT_ROWS(16)
 #endif
 
-/* Rows of two blocks: the top level while loading, the difference waiting in a small buffer. The
- * work on such a row is longer than a processor looks ahead by itself, so what comes `ahead` entries
- * later is asked for while results are stored; asking for many lines at once would stall. */
-#define SUM_AND_DIFFERENCE(i)                     \
-  {                                               \
-    const V b = LOAD(src + BLOCK + (i) * stride); \
-    waiting[i] = r[i] - b;                        \
-    r[i] += b;                                    \
-  }
-#define GET_WAITING(i) r[i] = waiting[i];
+/* Rows of two blocks: the first block waits in a small buffer for the second, and the top level is run
+ * while results are stored. One block is loaded at a time: the processor then has the loads of the next
+ * in sight while it works on this one. With `ahead`, what comes that many entries later is asked for. */
+#define WAIT(i) waiting[i] = r[i];
 #define ASK(i) \
-  if ((i) * VECTOR_BYTES % 64 == 0) __builtin_prefetch(src + ahead + (i) * stride, 0, 2);
-#define PUT_AND_ASK(i) PUT(i) ASK(i)
-#define PUT_AROUND_AND_ASK(i) PUT_AROUND(i) ASK(i)
-#define DOUBLE_ROWS_AHEAD ((size_t)12288 / sizeof(T))
+  if (ahead && (i) * VECTOR_BYTES % 64 == 0) __builtin_prefetch(src + ahead + (i) * stride, 0, 2);
+#define PUT_BOTH(i)                                                \
+  {                                                                \
+    const V a = waiting[i];                                        \
+    STORE(dst + (i) * stride, (a + r[i]) * scale);                 \
+    STORE(dst + BLOCK + (i) * stride, (a - r[i]) * scale);         \
+  }
+#define PUT_SUM_AROUND(i) STREAM(dst + (i) * stride, (waiting[i] + r[i]) * scale);
+#define PUT_DIFFERENCE_AROUND(i) STREAM(dst + BLOCK + (i) * stride, (waiting[i] - r[i]) * scale);
 INLINE void NAME(double_rows)(const T *src, T *dst, size_t rows, T scale, int around, size_t ahead) {
   const size_t stride = LANES;
-  for (size_t n = 0; n < rows; ++n) {
+  for (size_t n = 0; n < rows; ++n, src += BLOCK, dst += 2 * BLOCK) {
     V r[NREG], waiting[NREG];
-    EACH_BLOCK(GET) EACH_BLOCK(SUM_AND_DIFFERENCE)
-    for (int half = 0; half < 2; ++half, src += BLOCK, dst += BLOCK) {
-      if (half) {
-        EACH_BLOCK(GET_WAITING)
-      }
-      IN_REGISTERS_BLOCK(r);
-      EACH_BLOCK(TIMES)
-      if (around) {
-        EACH_BLOCK(PUT_AROUND_AND_ASK)
-      } else {
-        EACH_BLOCK(PUT_AND_ASK)
-      }
+    EACH_BLOCK(GET) EACH_BLOCK(ASK) IN_REGISTERS_BLOCK(r);
+    EACH_BLOCK(WAIT)
+    __atomic_signal_fence(__ATOMIC_SEQ_CST); /* or the compiler loads both at once */
+    src += BLOCK;
+    EACH_BLOCK(GET) EACH_BLOCK(ASK) IN_REGISTERS_BLOCK(r);
+    if (around) {
+      EACH_BLOCK(PUT_SUM_AROUND) EACH_BLOCK(PUT_DIFFERENCE_AROUND)
+    } else {
+      EACH_BLOCK(PUT_BOTH)
     }
   }
 }
 
 /* The low levels of a long row; returns up to which size. Two blocks at a time where that saves
  * a pass: the levels left are then a multiple of three. */
-static size_t NAME(low_levels)(const T *src, T *dst, size_t size) {
+INLINE size_t NAME(low_levels)(const T *src, T *dst, size_t size, size_t ahead) {
   const size_t stride = LANES;
   if (__builtin_ctzll(size / BLOCK) % 3 == 1) {
-    NAME(double_rows)(src, dst, size / (2 * BLOCK), 1, 0, size);
+    NAME(double_rows)(src, dst, size / (2 * BLOCK), 1, 0, ahead);
     return 2 * BLOCK;
   }
   for (size_t at = 0; at < size; at += BLOCK, src += BLOCK, dst += BLOCK) {
@@ -293,7 +289,7 @@ static void NAME(long_row)(const T *src, T *dst, size_t size, T scale) {
     NAME(top_pass)(dst, part, radix, 0, part, scale);
     return;
   }
-  size_t done = NAME(low_levels)(src, dst, size);
+  size_t done = NAME(low_levels)(src, dst, size, 0);
   size_t radix = NAME(next_radix)(done, size);
   for (; done * radix < size; done *= radix, radix = NAME(next_radix)(done, size))
     NAME(pass)(dst, size, done, radix);
@@ -304,7 +300,7 @@ static void NAME(long_row)(const T *src, T *dst, size_t size, T scale) {
  * cache, and meanwhile the row at `next` is on its way. */
 static void NAME(row_around)(const T *src, T *dst, size_t size, T scale, T *scratch, const T *next) {
   const char *coming = (const char *)next;
-  size_t done = NAME(low_levels)(src, scratch, size);
+  size_t done = NAME(low_levels)(src, scratch, size, size);
   size_t radix = NAME(next_radix)(done, size);
   for (; done * radix < size; done *= radix, radix = NAME(next_radix)(done, size))
     coming = NAME(asking_pass)(scratch, size, done, radix, coming);
@@ -334,7 +330,7 @@ static void NAME(power_rows)(const void *from, void *to, size_t rows, size_t siz
     default: break;
   }
   if (size == 2 * BLOCK) {
-    NAME(double_rows)(src, dst, rows, scale, around, DOUBLE_ROWS_AHEAD);
+    NAME(double_rows)(src, dst, rows, scale, around, 0);
     return;
   }
   for (size_t row = 0; row < rows; ++row, src += size, dst += size) {

@@ -33,14 +33,16 @@ typedef struct {
            *const g_sum = (q)->g_sum, *const into_scale = (q)->scale,                          \
            *const into_bias = (q)->bias, *const into_x = (q)->x;                               \
   const T *const eps = (q)->eps;                                                               \
-  const int add_x = (q)->add_x;                                                                \
+  int add_x = (q)->add_x;                                                                      \
   (void)into_s1, (void)into_s2, (void)g_row, (void)g_sum, (void)into_scale, (void)into_bias;   \
   (void)into_x, (void)eps, (void)add_x;
 
 #define ADD_TO(sum, at, v) STORE((sum) + (at), LOAD((sum) + (at)) + (v))
 
-/* Steps for vector i of a run that begins at entry `at`, its vectors `stride` apart. */
+/* Steps for vector i of a run that begins at entry `at`, its vectors `stride` apart; of x, which
+ * blocks share, at entry `input`. */
 #define PLACE(i) (at + (i) * stride)
+#define INPUT_PLACE(i) (input + (i) * stride)
 #define GET_PRODUCT(i) r[i] = LOAD(left + PLACE(i)) * LOAD(right + PLACE(i));
 #define TIMES_G(i) r[i] *= LOAD(gain + PLACE(i));
 #define TIMES_S1(i) r[i] = r[i] * norm * LOAD(s1 + PLACE(i));
@@ -56,9 +58,9 @@ typedef struct {
 #define ADD_S1(i) ADD_TO(into_s1, PLACE(i), LOAD(grad + PLACE(i)) * (r[i] * norm));
 #define ADD_BIAS(i) ADD_TO(into_bias, PLACE(i), LOAD(grad + PLACE(i)));
 #define TIMES_NORM(i) r[i] *= norm;
-#define ADD_S2(i) ADD_TO(into_s2, PLACE(i), r[i] * LOAD(x + PLACE(i)));
-#define ADD_X(i) ADD_TO(into_x, PLACE(i), r[i] * LOAD(s2 + PLACE(i)));
-#define PUT_X(i) STORE(into_x + PLACE(i), r[i] * LOAD(s2 + PLACE(i)));
+#define ADD_S2(i) ADD_TO(into_s2, PLACE(i), r[i] * LOAD(x + INPUT_PLACE(i)));
+#define ADD_X(i) ADD_TO(into_x, INPUT_PLACE(i), r[i] * LOAD(s2 + PLACE(i)));
+#define PUT_X(i) STORE(into_x + INPUT_PLACE(i), r[i] * LOAD(s2 + PLACE(i)));
 
 /* y = s1 * r * norm + bias */
 #define TAKE_Y(EACH)               \
@@ -95,33 +97,37 @@ typedef struct {
 
 /* ---- rows of one register run: nothing leaves the registers ------------------------------- */
 
-#define GET_X(i) r[i] = LOAD(x + PLACE(i)) * LOAD(s2 + PLACE(i));
+#define GET_X(i) r[i] = LOAD(x + INPUT_PLACE(i)) * LOAD(s2 + PLACE(i));
 #define GET_GRAD(i) r[i] = LOAD(grad + PLACE(i)) * LOAD(s1 + PLACE(i));
 #define GRAD_OF_G(i) d[i] = u[i] * v[i] * norm;
 
-/* LEVELS runs the levels of H on r. */
+/* Blocks side by side, `entries` in all, that share x. LEVELS runs the levels of H on r. */
 #define DEFINE_SHORT_PRODUCT(n, name, LEVELS)                                                   \
-  static void NAME(name##_forward)(const NAME(operands) * p, T norm, T *y) {                    \
-    const size_t at = 0, stride = LANES;                                                        \
+  static void NAME(name##_forward)(const NAME(operands) * p, size_t entries, T norm, T *y) {    \
+    const size_t input = 0, stride = LANES;                                                     \
     OPEN_OPERANDS(p)                                                                            \
-    V r[n];                                                                                     \
-    EACH_##n(GET_X) LEVELS(r);                                                                  \
-    EACH_##n(TIMES_G) LEVELS(r);                                                                \
-    TAKE_Y(EACH_##n)                                                                            \
+    for (size_t at = 0; at < entries; at += n * LANES) {                                        \
+      V r[n];                                                                                   \
+      EACH_##n(GET_X) LEVELS(r);                                                                \
+      EACH_##n(TIMES_G) LEVELS(r);                                                              \
+      TAKE_Y(EACH_##n)                                                                          \
+    }                                                                                           \
   }                                                                                             \
-  static void NAME(name##_backward)(const NAME(operands) * p, T norm, const T *grad,            \
-                                    const NAME(gradients) * q) {                                \
-    const size_t at = 0, stride = LANES;                                                        \
+  static void NAME(name##_backward)(const NAME(operands) * p, size_t entries, T norm,           \
+                                    const T *grad, const NAME(gradients) * q) {                 \
+    const size_t input = 0, stride = LANES;                                                     \
     OPEN_OPERANDS(p)                                                                            \
     OPEN_GRADIENTS(q)                                                                           \
-    V r[n], u[n], v[n], d[n];                                                                   \
-    EACH_##n(GET_X) LEVELS(r);                                                                  \
-    EACH_##n(KEEP_U) EACH_##n(GET_GRAD) LEVELS(r);                                              \
-    EACH_##n(KEEP_V) EACH_##n(GRAD_OF_G) TAKE_GRAD_G(EACH_##n)                                  \
-    EACH_##n(T_OF_U) LEVELS(r);                                                                 \
-    TAKE_GRAD_S1(EACH_##n)                                                                      \
-    EACH_##n(W_OF_V) LEVELS(r);                                                                 \
-    TAKE_GRAD_X(EACH_##n)                                                                       \
+    for (size_t at = 0; at < entries; at += n * LANES, add_x = 1) {                             \
+      V r[n], u[n], v[n], d[n];                                                                 \
+      EACH_##n(GET_X) LEVELS(r);                                                                \
+      EACH_##n(KEEP_U) EACH_##n(GET_GRAD) LEVELS(r);                                            \
+      EACH_##n(KEEP_V) EACH_##n(GRAD_OF_G) TAKE_GRAD_G(EACH_##n)                                \
+      EACH_##n(T_OF_U) LEVELS(r);                                                               \
+      TAKE_GRAD_S1(EACH_##n)                                                                    \
+      EACH_##n(W_OF_V) LEVELS(r);                                                               \
+      TAKE_GRAD_X(EACH_##n)                                                                     \
+    }                                                                                           \
   }
 DEFINE_SHORT_PRODUCT(1, short_1, NAME(in_registers_1))
 DEFINE_SHORT_PRODUCT(2, short_2, NAME(in_registers_2))
@@ -138,19 +144,25 @@ DEFINE_SHORT_PRODUCT(1, packed_2, LEVELS_BELOW_2)
 DEFINE_SHORT_PRODUCT(1, packed_4, LEVELS_BELOW_4)
 DEFINE_SHORT_PRODUCT(1, packed_8, LEVELS_BELOW_8)
 
-static void NAME(packed_forward)(const NAME(operands) * p, size_t size, T norm, T *y) {
-  if (size == 1) NAME(packed_1_forward)(p, norm, y);
-  if (size == 2) NAME(packed_2_forward)(p, norm, y);
-  if (size == 4) NAME(packed_4_forward)(p, norm, y);
-  if (size == 8) NAME(packed_8_forward)(p, norm, y);
-}
+typedef struct {
+  void (*forward)(const NAME(operands) *, size_t, T, T *);
+  void (*backward)(const NAME(operands) *, size_t, T, const T *, const NAME(gradients) *);
+} NAME(short_product);
+#define SHORT_PRODUCT(name) {NAME(name##_forward), NAME(name##_backward)}
+static const NAME(short_product) NAME(short_products)[] = {
+    SHORT_PRODUCT(short_1), SHORT_PRODUCT(short_2), SHORT_PRODUCT(short_4), SHORT_PRODUCT(short_8),
+#if NREG == 16
+    SHORT_PRODUCT(short_16),
+#endif
+};
+static const NAME(short_product) NAME(packed_products)[] = {
+    SHORT_PRODUCT(packed_1), SHORT_PRODUCT(packed_2), SHORT_PRODUCT(packed_4), SHORT_PRODUCT(packed_8),
+};
 
-static void NAME(packed_backward)(const NAME(operands) * p, size_t size, T norm, const T *grad,
-                                  const NAME(gradients) * q) {
-  if (size == 1) NAME(packed_1_backward)(p, norm, grad, q);
-  if (size == 2) NAME(packed_2_backward)(p, norm, grad, q);
-  if (size == 4) NAME(packed_4_backward)(p, norm, grad, q);
-  if (size == 8) NAME(packed_8_backward)(p, norm, grad, q);
+/* Of blocks of a power of two, up to BLOCK */
+INLINE const NAME(short_product) * NAME(short_product_of)(size_t size) {
+  return size < LANES ? &NAME(packed_products)[__builtin_ctzll(size)]
+                      : &NAME(short_products)[__builtin_ctzll(size / LANES)];
 }
 
 /* ---- longer rows in pieces of a register run   -------------------------------------------- */
@@ -198,6 +210,7 @@ static void NAME(packed_backward)(const NAME(operands) * p, size_t size, T norm,
     OPEN_OPERANDS(p)                                                                            \
     OPEN_GRADIENTS(q)                                                                           \
     for (size_t at = 0; at < size; at += n * LANES) {                                           \
+      const size_t input = at;                                                                  \
       const T *src = work + at;                                                                 \
       V r[n];                                                                                   \
       EACH_##n(GET) NAME(in_registers_##n)(r);                                                  \
@@ -404,15 +417,10 @@ static void NAME(row_forward)(const NAME(operands) * p, size_t size, T norm, T *
     NAME(plain_forward)(p, size, norm, work, out);
     return;
   }
-  switch (size / LANES) {
-    case 1: NAME(short_1_forward)(p, norm, out); return;
-    case 2: NAME(short_2_forward)(p, norm, out); return;
-    case 4: NAME(short_4_forward)(p, norm, out); return;
-    case 8: NAME(short_8_forward)(p, norm, out); return;
-#if NREG == 16
-    case 16: NAME(short_16_forward)(p, norm, out); return;
-#endif
-    default: NAME(long_forward)(p, size, norm, work, out);
+  if (order_of(size) == 1 && size <= BLOCK) {
+    NAME(short_product_of)(size)->forward(p, size, norm, out);
+  } else {
+    NAME(long_forward)(p, size, norm, work, out);
   }
 }
 
@@ -423,14 +431,9 @@ static void NAME(row_backward)(const NAME(operands) * p, size_t size, T norm, T 
     NAME(plain_backward)(p, size, norm, work, grad, q);
     return;
   }
-  switch (size / LANES) {
-    case 1: NAME(short_1_backward)(p, norm, grad, q); return;
-    case 2: NAME(short_2_backward)(p, norm, grad, q); return;
-    case 4: NAME(short_4_backward)(p, norm, grad, q); return;
-    case 8: NAME(short_8_backward)(p, norm, grad, q); return;
-#if NREG == 16
-    case 16: NAME(short_16_backward)(p, norm, grad, q); return;
-#endif
-    default: NAME(long_backward)(p, size, norm, work, grad, q);
+  if (order_of(size) == 1 && size <= BLOCK) {
+    NAME(short_product_of)(size)->backward(p, size, norm, grad, q);
+  } else {
+    NAME(long_backward)(p, size, norm, work, grad, q);
   }
 }

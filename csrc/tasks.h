@@ -7,23 +7,20 @@
 
 typedef struct {
   T *work, *x, *y, *g, *sum_x, *eps, *scales; /* scratch rows, NULL where not needed */
-  T *repeated_x, *repeated_grad;              /* vectors, with packed blocks */
+  T *repeated_x, *repeated_grad;              /* vectors, with blocks shorter than one */
   const T *scale;                             /* of block 0; the next block is scale_k away */
   int64_t scale_k;
   int64_t r, s, problem, begin, end;
 } NAME(task);
 
-/* Blocks that a vector holds, if they are shorter than it. */
-#define PACK(a) ((int64_t)LANES / (a)->size)
-
-/* How many blocks, from the first, are packed into vectors: of those that lie side by side and are
- * whole in the output, as many as fill vectors. A power of two, shorter than a vector. */
-INLINE int64_t NAME(packed_blocks)(const Product *a) {
-  const int64_t size = a->size;
+/* How many blocks, from the first, are one run: short ones that lie side by side and are whole in the
+ * output, of those shorter than a vector as many as fill vectors. */
+INLINE int64_t NAME(run_blocks)(const Product *a) {
+  const int64_t size = a->size, in_vector = size < (int64_t)LANES ? (int64_t)LANES / size : 1;
   const int apart = a->s1_k != size || a->s2_k != size || a->g_k != size || a->y_k != size;
-  if (size >= (int64_t)LANES || order_of((size_t)size) > 1 || apart) return 0;
+  if (size > (int64_t)BLOCK || order_of((size_t)size) > 1 || apart) return 0;
   const int64_t whole = a->out_features / size;
-  return (whole < a->blocks ? whole : a->blocks) / PACK(a) * PACK(a);
+  return (whole < a->blocks ? whole : a->blocks) / in_vector * in_vector;
 }
 
 /* Lay scratch rows out from `memory` on; returns how many entries they take. A long row wants as
@@ -31,13 +28,13 @@ INLINE int64_t NAME(packed_blocks)(const Product *a) {
 static size_t NAME(lay_out)(const Product *a, T *memory, NAME(task) * t) {
   const size_t size = (size_t)a->size, width = size * (size_t)a->blocks;
   const int padded = a->in_features < a->size, trimmed = a->out_features % a->size != 0;
-  const size_t vector = NAME(packed_blocks)(a) ? LANES : 0;
+  const size_t run = (size_t)NAME(run_blocks)(a) * size, vector = run && size < LANES ? LANES : 0;
   T **const rows[] = {&t->work, &t->x,      &t->y,          &t->g,            &t->sum_x,
                       &t->eps,  &t->scales, &t->repeated_x, &t->repeated_grad};
   const size_t wanted[] = {2 * size,
                            padded ? size : 0,
                            trimmed ? size : 0,
-                           a->scale ? (vector ? vector : size) : 0,
+                           a->scale ? (run > size ? run : size) : 0,
                            padded || !a->grad_x ? size : 0,
                            a->scale && !a->eps ? width : 0,
                            a->log_scale ? width : 0,
@@ -123,9 +120,11 @@ INLINE NAME(operands) NAME(operands_of)(const Product *a, const NAME(task) * t, 
   return p;
 }
 
-/* x once for every block of a vector. */
-INLINE void NAME(repeat)(const Product *a, const T *x, T *vector) {
-  for (int64_t i = 0; i < (int64_t)LANES; ++i) vector[i] = x[i & (a->size - 1)];
+/* What the blocks of a run share: x, or x once for every block of a vector. */
+INLINE const T *NAME(shared_input)(const Product *a, const NAME(task) * t, const T *x) {
+  if (!t->repeated_x) return x;
+  for (int64_t i = 0; i < (int64_t)LANES; ++i) t->repeated_x[i] = x[i & (a->size - 1)];
+  return t->repeated_x;
 }
 
 /* The sum over the blocks of a vector. */
@@ -139,7 +138,8 @@ INLINE void NAME(fold)(const Product *a, const T *vector, T *x) {
 static void NAME(forward_task)(const Product *a, int64_t index, void *memory) {
   NAME(task) t = NAME(open_task)(a, index, memory);
   const T norm = (T)(1.0 / (double)a->size);
-  const int64_t packed = NAME(packed_blocks)(a);
+  const int64_t run = NAME(run_blocks)(a);
+  const NAME(short_product) *short_blocks = run ? NAME(short_product_of)((size_t)a->size) : NULL;
   if (a->scale && a->eps) {
     const int64_t width = a->blocks * a->size, first = (t.problem * a->rows + t.begin) * width;
     NORMALS(a->seed, (uint64_t)first, (size_t)((t.end - t.begin) * width), (T *)a->eps + first);
@@ -147,14 +147,13 @@ static void NAME(forward_task)(const Product *a, int64_t index, void *memory) {
   for (int64_t n = t.begin; n < t.end; ++n) {
     const T *x = NAME(input_row)(a, &t, n);
     const T *eps = a->scale ? NAME(noise_of_row)(a, &t, n) : NULL;
-    if (packed) NAME(repeat)(a, x, t.repeated_x);
-    for (int64_t k = 0; k < packed; k += PACK(a)) {
-      const T *g = NAME(gain)(a, &t, n, k, LANES, eps);
-      NAME(operands) p = NAME(operands_of)(a, &t, k, t.repeated_x, g);
-      p.bias = a->bias ? (const T *)a->bias + t.r * a->bias_r + k * a->size : NULL;
-      NAME(packed_forward)(&p, (size_t)a->size, norm, NAME(output)(a, &t, n, k));
+    if (run) {
+      const T *g = NAME(gain)(a, &t, n, 0, run * a->size, eps);
+      NAME(operands) p = NAME(operands_of)(a, &t, 0, NAME(shared_input)(a, &t, x), g);
+      p.bias = a->bias ? (const T *)a->bias + t.r * a->bias_r : NULL;
+      short_blocks->forward(&p, (size_t)(run * a->size), norm, NAME(output)(a, &t, n, 0));
     }
-    for (int64_t k = packed; k < a->blocks; ++k) {
+    for (int64_t k = run; k < a->blocks; ++k) {
       const int64_t width = NAME(width)(a, k);
       const T *bias = a->bias ? (const T *)a->bias + t.r * a->bias_r + k * a->size : NULL;
       NAME(operands) p = NAME(operands_of)(a, &t, k, x, NAME(gain)(a, &t, n, k, a->size, eps));
@@ -197,24 +196,24 @@ INLINE NAME(gradients) NAME(gradients_of)(const Product *a, const NAME(task) * t
 static void NAME(backward_task)(const Product *a, int64_t index, void *memory) {
   NAME(task) t = NAME(open_task)(a, index, memory);
   const T norm = (T)(1.0 / (double)a->size);
-  const int64_t size = a->size, in = a->in_features, packed = NAME(packed_blocks)(a);
+  const int64_t size = a->size, in = a->in_features, run = NAME(run_blocks)(a);
+  const NAME(short_product) *short_blocks = run ? NAME(short_product_of)((size_t)size) : NULL;
   for (int kind = 0; kind < NUM_SUMS; ++kind)
     if (a->wanted[kind])
       memset(NAME(sum_of)(a, index, kind, 0), 0, (size_t)(a->blocks * size) * sizeof(T));
   for (int64_t n = t.begin; n < t.end; ++n) {
     const T *x = NAME(input_row)(a, &t, n);
     const T *eps = a->scale ? NAME(noise_of_row)(a, &t, n) : NULL;
-    if (packed) NAME(repeat)(a, x, t.repeated_x);
-    for (int64_t k = 0; k < packed; k += PACK(a)) {
-      const T *g = NAME(gain)(a, &t, n, k, LANES, eps);
-      const NAME(operands) p = NAME(operands_of)(a, &t, k, t.repeated_x, g);
-      NAME(gradients) q = NAME(gradients_of)(a, &t, index, n, k, eps);
+    if (run) {
+      const T *g = NAME(gain)(a, &t, n, 0, run * size, eps);
+      const NAME(operands) p = NAME(operands_of)(a, &t, 0, NAME(shared_input)(a, &t, x), g);
+      NAME(gradients) q = NAME(gradients_of)(a, &t, index, n, 0, eps);
       T *const into_x = q.x;
-      q.x = t.repeated_grad;
-      NAME(packed_backward)(&p, (size_t)size, norm, NAME(output)(a, &t, n, k), &q);
-      if (k + PACK(a) == packed) NAME(fold)(a, t.repeated_grad, into_x);
+      if (t.repeated_grad) q.x = t.repeated_grad;
+      short_blocks->backward(&p, (size_t)(run * size), norm, NAME(output)(a, &t, n, 0), &q);
+      if (t.repeated_grad) NAME(fold)(a, t.repeated_grad, into_x);
     }
-    for (int64_t k = packed; k < a->blocks; ++k) {
+    for (int64_t k = run; k < a->blocks; ++k) {
       const int64_t width = NAME(width)(a, k);
       const NAME(operands) p =
           NAME(operands_of)(a, &t, k, x, NAME(gain)(a, &t, n, k, a->size, eps));

@@ -84,16 +84,17 @@ def test_fresh_g_for_every_row(
     assert_equal_with_gradients(actual, expected, [x, s1, mean, log_scale, s2, bias])
 
 
-SMALL_BLOCKS = [(2, 2), (2, 5), (2, 37), (3, 21), (4, 34), (4, 128), (7, 70), (8, 104), (260, 330)]
+SHARED_VECTORS = [(2, 2), (2, 5), (2, 37), (3, 21), (4, 34), (4, 128), (7, 70), (8, 104)]
+WHOLE_VECTORS = [(13, 100), (30, 96), (120, 640), (250, 600), (260, 330)]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
-@pytest.mark.parametrize("sizes", SMALL_BLOCKS)
+@pytest.mark.parametrize("sizes", [*SHARED_VECTORS, *WHOLE_VECTORS])
 @pytest.mark.parametrize("noisy", [False, True])
-def test_blocks_that_share_a_vector(
+def test_blocks_side_by_side(
     instruction_set: str, sizes: tuple[int, int], noisy: bool, dtype: torch.dtype
 ) -> None:
-    """Many blocks shorter than a vector, with leftover and trimmed ones, against float64.
+    """Blocks that share vectors or fill them, with leftover and trimmed ones, against float64.
 
     The last two blocks are 20 · 16 wide, with padding.
     """
