@@ -163,6 +163,46 @@ def test_crps_of_counts_equals_the_energy_form() -> None:
     np.testing.assert_allclose(ours, expected, rtol=1e-7)
 
 
+@pytest.mark.parametrize("y", [0.0, 700.0, 30_000.0])
+def test_crps_of_counts_in_panels_equals_the_sum_over_all(y: float) -> None:
+    rate = np.array([[0.1, 2.0], [400.0, 0.5], [20_000.0, 9_000.0]])
+    k = np.arange(31_000)
+    expected = []
+    for n in range(2):
+        cdf = scipy.stats.poisson.cdf(k[:, None], rate[:, n]).mean(1)
+        expected.append(((cdf - (k >= y)) ** 2).sum())
+    ours = metrics.crps_values(Predictive.poisson(tensor(rate)), torch.full((2,), y).double())
+    np.testing.assert_allclose(ours, expected, rtol=1e-6)
+
+
+def test_crps_of_counts_takes_few_evaluations_however_long_the_tail_and_far_the_target(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rate = torch.full((3, 4), 2.0, dtype=torch.float64)
+    rate[0, 1] = 1e7
+    numbers: list[int] = []
+    cdf = Predictive.cdf
+
+    def counted(self: Predictive, y: torch.Tensor | float) -> torch.Tensor:
+        numbers.append(self.num_rows)
+        return cdf(self, y)
+
+    monkeypatch.setattr(Predictive, "cdf", counted)
+    ours = metrics.crps_values(Predictive.poisson(rate), tensor([1.0, 1.0, 1.0, 1e12]))
+    assert sum(numbers) < 20_000
+    np.testing.assert_allclose(ours[3], 1e12, rtol=1e-9)
+    np.testing.assert_allclose(ours[1], 1e7 / 9, rtol=1e-3)
+
+
+@pytest.mark.parametrize("length", [3, 12, 13, 40, 1001])
+def test_the_rule_for_sums_is_exact_for_quintics(length: int) -> None:
+    nodes, weights = metrics._sum_rule(length)
+    k = np.arange(length) / length
+    at = np.array(nodes) / length
+    for power in range(6):
+        np.testing.assert_allclose(np.dot(weights, at**power), (k**power).sum(), rtol=1e-12)
+
+
 def test_crps_of_a_binary_label_is_the_binary_brier_score() -> None:
     logits, y = RNG.normal(size=(4, N)), RNG.integers(0, 2, N)
     predictive = Predictive.bernoulli(tensor(logits))
