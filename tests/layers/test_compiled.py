@@ -241,7 +241,8 @@ def test_reused_tensors_hold_what_fresh_ones_would(layer) -> None:
     """Also after a batch of another shape; and they are reused."""
     model = whvi.mlp(6, (16, 8), 2, layer=layer, batch_shape=(3,))
     fresh, reusing = compile_model(model), compile_model(model, reuse=True)
-    assert fresh is not None and reusing is not None
+    assert fresh is not None
+    assert reusing is not None
     addresses = []
     for rows in (5, 5, 7, 5):
         x = torch.randn(3, 1, rows, 6, generator=torch.Generator().manual_seed(rows))
