@@ -232,3 +232,25 @@ def test_layers_that_do_not_fit_are_refused_by_a_fit() -> None:
     config = whvi.FitConfig(num_steps=1, batch_size=10)
     with pytest.raises(ShapeError, match="400"):
         whvi.fit(model, whvi.likelihoods.Gaussian(), data, config=config)
+
+
+@needs_kernel
+@torch.no_grad()
+@pytest.mark.parametrize("layer", [WHVILinear, MeanFieldLinear])
+def test_reused_tensors_hold_what_fresh_ones_would(layer) -> None:
+    """Also after a batch of another shape; and they are reused."""
+    model = whvi.mlp(6, (16, 8), 2, layer=layer, batch_shape=(3,))
+    fresh, reusing = compile_model(model), compile_model(model, reuse=True)
+    assert fresh is not None
+    assert reusing is not None
+    addresses = []
+    for rows in (5, 5, 7, 5):
+        x = torch.randn(3, 1, rows, 6, generator=torch.Generator().manual_seed(rows))
+        found = []
+        for compiled in (fresh, reusing):
+            y, kl, kept = compiled.forward(x, seeded())
+            gradients = compiled.backward(kept, slope(y), torch.full_like(kl, 0.1))
+            found.append([y, kl, *(g for g in gradients if g is not None)])
+        assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+        addresses.append(found[1][0].data_ptr())
+    assert addresses[0] == addresses[1]
