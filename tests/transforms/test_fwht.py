@@ -225,6 +225,18 @@ def test_half_types_are_computed_in_float32(dtype):
     assert norm_error(y, long_transform(long_array(x))) <= 1  # of its own, coarse eps
 
 
+def test_half_types_are_converted_a_block_at_a_time():
+    x = rows(300, 768).bfloat16().requires_grad_()  # three blocks, the last one short
+    y = fwht(x)
+    assert torch.equal(y, fwht(x.float()).bfloat16())
+    grad = torch.randn_like(y)
+    (found,) = torch.autograd.grad(y, x, grad)
+    assert torch.equal(found, fwht(grad.float()).bfloat16())
+    with torch.no_grad():
+        assert torch.equal(fwht_(x.clone()), y)
+        assert torch.equal(fwht(x.mT, dim=0), y.mT)
+
+
 @pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128, torch.int64, torch.bool])
 def test_other_data_types_are_refused(dtype):
     with pytest.raises(ShapeError, match="floating-point"):

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from whvi._checks import hadamard_factor, is_power_of_two, refused_order
 from whvi._kernel.backend import (
+    PLAIN_TYPES,
     gpu_kernels,
     gpu_takes,
     is_tracing,
@@ -25,6 +26,7 @@ from whvi.errors import ShapeError
 from whvi.transforms.plain import fwht_plain
 
 _HALF_TYPES = (torch.float16, torch.bfloat16)
+_BLOCK = 1 << 16  # entries that are float32 at a time: they stay in the cache
 
 
 def fwht(x: Tensor, *, dim: int = -1, normalize: bool = True, out: Tensor | None = None) -> Tensor:
@@ -75,7 +77,8 @@ def _check(x: Tensor, dim: int) -> None:
 
 
 def _transform(x: Tensor, normalize: bool) -> Tensor:
-    if x.dtype in _HALF_TYPES and not _on_gpu(x):
+    in_blocks = _in_blocks(x)
+    if x.dtype in _HALF_TYPES and not (in_blocks or _on_gpu(x)):
         return _transform(x.float(), normalize).to(x.dtype)
     if is_tracing():
         compiling = torch.compiler.is_compiling() and not torch.compiler.is_exporting()
@@ -84,11 +87,17 @@ def _transform(x: Tensor, normalize: bool) -> Tensor:
     if is_transformed():
         # torch does not annotate apply()
         return _Composable.apply(x, normalize)  # type: ignore[no-untyped-call, no-any-return]
-    if not (kernel_takes(x) or _on_gpu(x)):
+    if not (in_blocks or kernel_takes(x) or _on_gpu(x)):
         return fwht_plain(x, normalize)
     if x.requires_grad and torch.is_grad_enabled():
         return cast(Tensor, _direct(x, normalize))
     return _run(x, normalize)
+
+
+def _in_blocks(x: Tensor) -> bool:
+    """Tell whether the kernel takes ``x`` a block of rows at a time, converted to float32."""
+    readable = x.is_cpu and type(x) in PLAIN_TYPES and kernel is not None
+    return readable and x.dtype in _HALF_TYPES and not (is_tracing() or is_transformed())
 
 
 def _on_gpu(x: Tensor) -> bool:
@@ -98,11 +107,24 @@ def _on_gpu(x: Tensor) -> bool:
 
 def _run(x: Tensor, normalize: bool) -> Tensor:
     """Run on real memory, outside autograd."""
+    if _in_blocks(x):
+        return _run_in_blocks(x.detach().contiguous(), normalize)
     if not kernel_takes(x):
         kernels = gpu_kernels() if _on_gpu(x) else None
         return fwht_plain(x, normalize) if kernels is None else kernels.transform(x, normalize)
     result = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     _call_kernel(x.detach().contiguous(), result, normalize)
+    return result
+
+
+def _run_in_blocks(x: Tensor, normalize: bool) -> Tensor:
+    result, size = torch.empty_like(x), x.shape[-1]
+    rows = max(1, _BLOCK // size)
+    parts = (t.view(-1, size).split(rows) for t in (x, result))
+    for source, target in zip(*parts, strict=True):
+        wide = source.float()
+        _call_kernel(wide, wide, normalize)
+        target.copy_(wide)
     return result
 
 
