@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.cli.small_tables import QUICK
+from tests.cli.small_tables import QUICK, write
 from whvi.cli import main
 from whvi.cli.commands import TableOptions, model_columns
 from whvi.metrics import rmse
@@ -130,6 +130,17 @@ def test_whole_numbers_are_classes_if_asked(files, tmp_path, capsys):
     assert main([*fit, "--task", "classification"]) == 0
     assert load_model(tmp_path / "m").classes_.tolist() == [0, 1]
     assert main(["evaluate", str(tmp_path / "m"), str(data)]) == 0
+
+
+@pytest.mark.parametrize(("value", "task"), [("3.5", "regression"), ("yes", "classification")])
+def test_a_target_without_differences_is_told(tmp_path, capsys, value, task):
+    same = [{"size": k, "price": value} for k in range(30)]
+    table = write(tmp_path / "same.csv", ["size", "price"], same)
+    assert main(["fit", table, "-t", "price", *QUICK[:-1], "-o", str(tmp_path / "m")]) == 0
+    notes = capsys.readouterr().err
+    assert "the target 'price' is the same in all rows" in notes
+    assert "--task" not in notes
+    assert f"{task} of 'price'" in notes
 
 
 def test_standard_input_and_output(files):

@@ -363,6 +363,7 @@ def test_prediction_of_ill_input(plain, name):
 ILL_TARGETS = {
     "NaN": (np.r_[NORMAL[:19], np.nan], "target 'y' holds 1 values .* NaN in row 19"),
     "inf": (np.r_[np.inf, NORMAL[:19]], "target 'y' holds 1 values .* infinity in row 0"),
+    "tiny": (1e-300 * NORMAL[:20], "target 'y' varies by .*; change the unit"),
     "None": ([None, *NORMAL[:19]], "target 'y' holds 1 .* row 0"),
     "texts": (["a"] * 20, "targets must be numbers"),
     "too few": (NORMAL[:19], "X has 20 rows, y has 19"),

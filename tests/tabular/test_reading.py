@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from whvi.errors import ConfigError, DataError, MissingDependencyError
-from whvi.tabular.reading import numeric_columns, open_table, read_table
+from whvi.tabular.reading import numeric_columns, open_table, read_table, require_column
 
 pd = pytest.importorskip("pandas")
 
@@ -150,6 +150,20 @@ def test_values_of_parquet_and_excel(pack):
     again = read(pack(stored), kinds=kinds)
     assert again["whole"].tolist() == ["1", "2", "3"]
     assert again["code"].tolist()[:2] == [1, 2]
+
+
+@pytest.mark.parametrize("pack", [parquet, excel])
+def test_dates_written_as_texts_in_parquet_and_excel_are_dates(pack):
+    pytest.importorskip("pyarrow")
+    pytest.importorskip("openpyxl")
+    stored = pd.DataFrame(
+        {"day": ["2020-01-31", None, " 2021-01-01"], "other": ["2020-01-31", "soon", None]}
+    )
+    frame = read(pack(stored))
+    assert frame["day"].tolist()[::2] == [pd.Timestamp(2020, 1, 31), pd.Timestamp(2021, 1, 1)]
+    assert frame["day"].isna().tolist() == [False, True, False]
+    assert frame["other"].tolist()[:2] == ["2020-01-31", "soon"]
+    assert read(pack(stored), kinds={"day": "categorical"})["day"].iloc[0] == "2020-01-31"
 
 
 @pytest.mark.parametrize("values", [[[1, 2], [3]], [b"x", b"y"], [{"a": 1}, {"a": 2}]])
@@ -456,3 +470,10 @@ def test_mutated_files(data, changes):
 @given(st.sampled_from(SEEDS), edits)
 def test_many_mutated_files(data, changes):
     check_mutated(data, changes)
+
+
+def test_a_long_name_does_not_flood_a_message():
+    with pytest.raises(DataError, match="no column 'y'; it has 'xxx") as caught:
+        require_column(read(b"x" * 5000 + b",b\n1,2\n"), "y")
+    assert len(str(caught.value)) < 200
+    assert "'b'" in str(caught.value)

@@ -175,13 +175,14 @@ def _is_classification(
             f"--likelihood {likelihood} is for regressions, and the target {values.name!r} "
             + ("holds texts, which are classes" if texts else "is to be classified")
         )
-    if task == "auto" and not texts:
-        different = values.nunique()
-        if different <= _FEW_VALUES and len(values) > 5 * different:
-            options.note(
-                f"the target {values.name!r} holds only {different} different numbers; if they "
-                "are classes, pass --task classification"
-            )
+    different = values.nunique()
+    if different == 1:
+        options.note(f"the target {values.name!r} is the same in all rows: nothing can be learned")
+    elif task == "auto" and not texts and len(values) > 5 * different <= 5 * _FEW_VALUES:
+        options.note(
+            f"the target {values.name!r} holds only {different} different numbers; if they "
+            "are classes, pass --task classification"
+        )
     return is_classifier
 
 

@@ -235,8 +235,8 @@ def require_column(frame: pd.DataFrame | Table, name: str) -> None:
 
 
 def listed(names: Sequence[str], most: int = 8) -> str:
-    """Return names as a text; no more than the first few."""
-    shown = ", ".join(repr(str(name)) for name in names[:most])
+    """Return names as a text; no more than the first few, and of each its beginning."""
+    shown = ", ".join(f"{str(name)!r:.80}" for name in names[:most])
     return shown + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
@@ -343,7 +343,7 @@ def _typed(cells: pd.Series, kind: Kind | None, style: CellStyle) -> pd.Series:
         cells = typed_values(cells, kind)
         if cells.dtype.kind != "O":
             return cells
-        kind = kind or "categorical"
+        kind = kind or ("date" if _is_date(_texts(cells, style), style) else "categorical")
     if kind == "categorical":
         return _texts(cells, style)
     if kind == "date" or (kind is None and _is_date(cells, style)):
@@ -396,5 +396,5 @@ def _texts(cells: pd.Series, style: CellStyle) -> pd.Series:
 
 
 def _is_date(cells: pd.Series, style: CellStyle) -> bool:
-    filled = [t for t in map(str.strip, cells) if not style.is_missing(t, text=True)]
+    filled = [t for t in map(str.strip, cells.dropna()) if not style.is_missing(t, text=True)]
     return bool(filled) and all(map(_DATE.fullmatch, filled))

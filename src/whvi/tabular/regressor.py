@@ -220,6 +220,14 @@ def _check_finite(y: NDArray[np.float64], names: tuple[str, ...]) -> None:
             f"target {names[column]!r} holds {y[row, column]:g} in row {row}, and beyond "
             f"{LARGEST_TARGET:g} no variance is finite; correct the cell or change the unit"
         )
+    spread = np.ptp(y, axis=0)
+    narrow = (spread > 0) & (spread < 1 / LARGEST_TARGET)
+    if narrow.any():
+        column = narrow.argmax()
+        raise DataError(
+            f"target {names[column]!r} varies by {spread[column]:g}, and below "
+            f"{1 / LARGEST_TARGET:g} a variance is rounded to zero; change the unit"
+        )
 
 
 def _check_counts(y: NDArray[np.float64]) -> None:
