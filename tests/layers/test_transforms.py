@@ -10,11 +10,15 @@ from torch import Tensor
 
 import whvi
 from tests.conformance.layer_suite import Case, LayerSuite, normal, run, scramble, seeded
+from whvi._kernel.backend import kernel
+from whvi._kernel.layout import BlockPlan
 from whvi.layers import WHVIConv2d, WHVILinear
 from whvi.layers.compiled import why_not_compiled
+from whvi.layers.mixed import _compose, mixed_linear
 from whvi.likelihoods import Gaussian
 from whvi.posteriors import LowRankGaussian
-from whvi.sampling import LocalReparameterization, MeanWeights, WeightDraws, sampling
+from whvi.sampling import LocalReparameterization, MeanWeights, Sampler, WeightDraws, sampling
+from whvi.transforms.butterfly import Butterfly
 
 TRANSFORMS = ["dct", "hartley", "circulant", "butterfly", "butterfly-random"]
 
@@ -54,6 +58,14 @@ class TestButterflyWHVILinear(LayerSuite):
 
 class TestRandomButterflyWHVILinear(LayerSuite):
     case = Case(partial(linear, transform="butterfly-random"), (5,), (7,), is_bitwise=False)
+
+
+class TestLongButterflyWHVILinear(LayerSuite):
+    """Of a size that runs in the kernel, as one node."""
+
+    case = Case(
+        partial(WHVILinear, 13, 20, transform="butterfly-random"), (13,), (20,), is_bitwise=False
+    )
 
 
 class TestRotationWHVILinear(LayerSuite):
@@ -218,3 +230,59 @@ def test_torch_compile_takes_it_whole(transform: object) -> None:
         torch.testing.assert_close(compiled(x), model(x))
     compiled(x).sum().backward()
     assert all(p.grad is not None for p in model.parameters())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("batch", [(), (2,)], ids=str)
+@pytest.mark.parametrize("per_row", [False, True])
+@pytest.mark.parametrize("sizes", [(16, 16), (13, 40), (100, 300)], ids=str)
+def test_a_butterfly_layer_is_one_node(
+    sizes: tuple[int, int], per_row: bool, batch: tuple[int, ...], dtype: torch.dtype
+) -> None:
+    """Its values and gradients, and gradients of gradients, are those of its operations."""
+    if kernel is None:
+        pytest.skip("no compiled kernel")
+    plan = BlockPlan.for_shape(*sizes)
+    mixing = Butterfly("random")(plan.block_size, batch_shape=batch, dtype=torch.float64)
+    mixing.reset_parameters(generator=seeded(1))
+    g_shape = (*batch, 70, plan.vector_size) if per_row else (*batch, plan.vector_size)
+    shapes = [(*batch, 70, sizes[0]), (*batch, plan.vector_size), g_shape]
+    shapes += [(*batch, plan.vector_size), (*batch, plan.out_features)]
+    exact = [normal(*shape, seed=i).requires_grad_() for i, shape in enumerate(shapes)]
+    exact.append(mixing.angles)
+    expected = _compose(mixing, plan, *exact)
+    upstream = normal(*expected.shape, seed=9).requires_grad_()
+    right = torch.autograd.grad(expected, exact, upstream, create_graph=True)
+    curved = [0, 1, 2, 3, 5]  # what has second derivatives: all but the bias
+    size = sum(t.square().sum() for t in right)
+    right_second = torch.autograd.grad(size, [exact[i] for i in curved])
+    mixing = mixing.to(dtype)
+    given = [t.detach().to(dtype).requires_grad_() for t in exact[:-1]]
+    actual = mixed_linear(*given, plan, mixing)
+    assert type(actual.grad_fn).__name__ == "_MixedLinearBackward"
+    low = upstream.detach().to(dtype).requires_grad_()
+    wanted = [*given, mixing.angles]
+    found = torch.autograd.grad(actual, wanted, low, retain_graph=True)
+    again = torch.autograd.grad(actual, wanted, low, create_graph=True)
+    size = sum(t.square().sum() for t in again)
+    second = torch.autograd.grad(size, [wanted[i] for i in curved])
+    results = (actual, *found, *again, *second)
+    for one, other in zip(results, (expected, *right, *right, *right_second), strict=True):
+        error = (one - other).abs().max() / other.abs().max()
+        assert error <= 256 * torch.finfo(dtype).eps
+
+
+@pytest.mark.parametrize("transform", ["hadamard", *TRANSFORMS])
+@pytest.mark.parametrize("sampler", [MeanWeights(), LocalReparameterization(seeded(4))], ids=str)
+def test_a_layer_used_twice_keeps_its_gradients_when_they_have_a_graph(
+    transform: str, sampler: Sampler
+) -> None:
+    """The second use has an input made of the same parameters."""
+    layer = WHVILinear(16, 16, transform=transform).double()
+    parameters, x = list(layer.parameters()), normal(5, 16, seed=1)
+    with sampling(sampler):
+        size = layer(layer(x)).square().sum()
+    plain = torch.autograd.grad(size, parameters, retain_graph=True, allow_unused=True)
+    graphed = torch.autograd.grad(size, parameters, create_graph=True, allow_unused=True)
+    for one, other in zip(plain, graphed, strict=True):
+        torch.testing.assert_close(one, other)

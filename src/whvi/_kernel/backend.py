@@ -10,10 +10,10 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from types import ModuleType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -116,6 +116,15 @@ def without_autocast(like: Tensor) -> contextlib.AbstractContextManager[object]:
 
 def _has_autocast(like: Tensor) -> bool:
     return not like.is_meta and torch.is_autocast_enabled(like.device.type)
+
+
+def apart(tensors: Iterable[Tensor | None]) -> list[Any]:
+    """Return aliases of the inputs of a node, for :func:`differentiable_gradients`.
+
+    One input may be made of another (a layer used twice: of its own weights). Gradients of aliases
+    do not go on from the one into the other, which autograd does by itself.
+    """
+    return [None if t is None else t.view_as(t) for t in tensors]
 
 
 def differentiable_gradients(

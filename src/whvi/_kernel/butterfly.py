@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from whvi._kernel.backend import (
+    apart,
     differentiable_gradients,
     is_tracing,
     is_transformed,
@@ -30,6 +31,8 @@ _SMALLEST_ROW = 16  # of the kernel: the entries of a vector register
 _LEAST_CHUNK = 64  # rows whose gradients of the angles are one sum
 _MOST_CHUNKS = 16
 
+Coefficients = tuple[Tensor, Tensor]  # cosines and sines of the angles, contiguous
+
 
 def butterfly(x: Tensor, angles: Tensor, transpose: bool = False) -> Tensor:
     """Return ``T x``, or ``Tᵀ x``, along the last axis.
@@ -39,16 +42,27 @@ def butterfly(x: Tensor, angles: Tensor, transpose: bool = False) -> Tensor:
         angles: Shape ``(*batch_shape, log2 D, D/2)``; pairs of a level in the order of ``i``.
         transpose: Apply the levels in reverse order.
     """
-    own = angles.shape[:-2]
-    rows = x.reshape(*own, x.shape[len(own) : -1].numel(), x.shape[-1])
-    usable = kernel_takes(x) and kernel_takes(angles) and x.dtype is angles.dtype and x.numel() > 0
-    if not usable or x.shape[-1] < _SMALLEST_ROW or is_tracing() or is_transformed():
+    rows = rows_of(x, angles)
+    if x.numel() == 0 or not levels_take(x, angles):
         return compose(rows, angles, transpose).reshape(x.shape)
     if not (torch.is_grad_enabled() and (x.requires_grad or angles.requires_grad)):
-        return _forward(rows, angles, transpose)[0].reshape(x.shape)
+        return run_levels(rows.contiguous(), coefficients(angles), transpose).reshape(x.shape)
     # apply() is not annotated in torch.
     y = cast(Tensor, _Butterfly.apply(rows, angles, transpose))  # type: ignore[no-untyped-call]
     return y.reshape(x.shape)
+
+
+def levels_take(x: Tensor, angles: Tensor) -> bool:
+    """Tell whether the kernel may run on rows like ``x`` with these angles, now."""
+    usable = kernel_takes(x) and kernel_takes(angles) and x.dtype is angles.dtype
+    is_long = 2 * angles.shape[-1] >= _SMALLEST_ROW
+    return usable and is_long and not (is_tracing() or is_transformed())
+
+
+def rows_of(x: Tensor, angles: Tensor) -> Tensor:
+    """View ``x`` as ``(*batch_shape, N, D)``."""
+    own = angles.shape[:-2]
+    return x.reshape(*own, x.shape[len(own) : -1].numel(), x.shape[-1])
 
 
 def compose(rows: Tensor, angles: Tensor, transpose: bool) -> Tensor:
@@ -67,31 +81,50 @@ class _Butterfly(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, angles: Tensor, transpose: bool) -> Tensor:
-        y, coefficients = _forward(rows, angles, transpose)
-        ctx.save_for_backward(rows, angles, y, *coefficients)
+        kept = coefficients(angles)
+        y = run_levels(rows.contiguous(), kept, transpose)
+        ctx.save_for_backward(rows, angles, y, *kept)
         ctx.transpose = transpose
         return y
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        rows, angles, y, *coefficients = ctx.saved_tensors
+        rows, angles, y, cosines, sines = ctx.saved_tensors
         if torch.is_grad_enabled():
+            rows, angles = apart((rows, angles))
             again = compose(rows, angles, ctx.transpose)
             return *differentiable_gradients(again, (rows, angles), grads[0]), None
-        into = torch.empty_like(y)
-        chunks = -(-y.shape[-2] // _chunk_rows(y.shape[-2]))
-        sums = y.new_empty(*angles.shape[:-2], chunks, *angles.shape[-2:])
-        grad = grads[0].contiguous()
-        _call("butterfly_backward", coefficients, ctx.transpose, grad, y, into, sums)
-        return into, sums.sum(-3), None
+        kept = cosines, sines
+        return *run_levels_backward(grads[0].contiguous(), y, kept, ctx.transpose), None
 
 
-def _forward(rows: Tensor, angles: Tensor, transpose: bool) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-    """Run the kernel outside autograd; return the output, and cosines and sines."""
-    y = torch.empty_like(rows, memory_format=torch.contiguous_format)
-    coefficients = (angles.cos().contiguous(), angles.sin().contiguous())
-    _call("butterfly_forward", coefficients, transpose, rows.contiguous(), y)
-    return y, coefficients
+def coefficients(angles: Tensor) -> Coefficients:
+    """Return cosines and sines."""
+    return angles.cos().contiguous(), angles.sin().contiguous()
+
+
+def run_levels(
+    rows: Tensor, coefficients: Coefficients, transpose: bool, *, owned: bool = False
+) -> Tensor:
+    """Run the kernel outside autograd on contiguous rows, which are overwritten if ``owned``."""
+    y = rows if owned else torch.empty_like(rows)
+    _call("butterfly_forward", coefficients, transpose, rows, y)
+    return y
+
+
+def run_levels_backward(
+    grad: Tensor, y: Tensor, coefficients: Coefficients, transpose: bool, *, owned: bool = False
+) -> tuple[Tensor, Tensor]:
+    """Return the gradients of rows and angles, given the contiguous outputs ``y``.
+
+    The contiguous ``grad`` is overwritten if ``owned``.
+    """
+    into = grad if owned else torch.empty_like(grad)
+    shape = coefficients[0].shape
+    chunks = -(-y.shape[-2] // _chunk_rows(y.shape[-2]))
+    sums = y.new_empty(*shape[:-2], chunks, *shape[-2:])
+    _call("butterfly_backward", coefficients, transpose, grad, y, into, sums)
+    return into, sums.sum(-3) if chunks > 1 else sums.squeeze(-3)
 
 
 def _chunk_rows(rows: int) -> int:
@@ -99,7 +132,7 @@ def _chunk_rows(rows: int) -> int:
 
 
 def _call(
-    name: str, coefficients: tuple[Tensor, ...], transpose: bool, rows: Tensor, *others: Tensor
+    name: str, coefficients: Coefficients, transpose: bool, rows: Tensor, *others: Tensor
 ) -> None:
     N, levels = rows.shape[-2], coefficients[0].shape[-2]
     sizes = (torch.get_num_threads(), rows.shape[:-2].numel(), N, levels, transpose, _chunk_rows(N))

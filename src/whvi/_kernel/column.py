@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from whvi._kernel.backend import (
+    apart,
     differentiable_gradients,
     is_tracing,
     is_transformed,
@@ -89,6 +90,7 @@ class _ColumnLinear(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         operands = ctx.saved_tensors
         if torch.is_grad_enabled():
+            operands = apart(operands)
             return tuple(differentiable_gradients(_compose(*operands), operands, grads[0]))
         rows, *vectors = operands
         grad_rows = rows.new_empty(rows.shape) if ctx.needs_input_grad[0] else None

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from whvi._kernel.backend import (
+    apart,
     differentiable_gradients,
     is_tracing,
     is_transformed,
@@ -88,7 +89,8 @@ class _LocalLinear(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         kept = ctx.saved_tensors
         if torch.is_grad_enabled():
-            return (*differentiable_gradients(_compose(*kept[:5]), kept[:4], grads[0]), None)
+            given = apart(kept[:5])
+            return (*differentiable_gradients(_compose(*given), given[:4], grads[0]), None)
         return (*local_backward(kept, grads[0], ctx.needs_input_grad[0]), None)
 
 

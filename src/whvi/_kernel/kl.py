@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from whvi._kernel.backend import (
+    apart,
     differentiable_gradients,
     is_tracing,
     is_transformed,
@@ -80,7 +81,9 @@ class _SumOfKLs(torch.autograd.Function):
         tensors, variances = ctx.saved_tensors[:count], ctx.saved_tensors[count]
         terms = _terms(ctx.numbers, tensors)
         if torch.is_grad_enabled():
-            return (None, *differentiable_gradients(_compose(terms), tensors, grads[0]))
+            tensors = apart(tensors)
+            y = _compose(_terms(ctx.numbers, tensors))
+            return (None, *differentiable_gradients(y, tensors, grads[0]))
         into = [(torch.zeros_like(loc), torch.zeros_like(loc)) for loc, _, _ in terms]
         add_kl_gradients(grads[0], terms, variances, into)
         gradients: list[Tensor | None] = []

@@ -25,6 +25,7 @@ from whvi._checks import is_power_of_two
 from whvi._kernel.backend import (
     KERNEL_DTYPES,
     PLAIN_TYPES,
+    apart,
     differentiable_gradients,
     gpu_kernels,
     gpu_takes,
@@ -305,7 +306,7 @@ def _composed_backward(
     given: Given, prepared: PreparedProduct, seed: int, noise: Tensor | None, grad: Tensor
 ) -> list[Gradient]:
     """Do what :func:`product_backward` does inside autograd, for whatever requires gradients."""
-    operands, layout = Operands(*given), prepared.layout
+    operands, layout = Operands(*apart(given)), prepared.layout
     if operands.scale is not None:
         if noise is None:
             noise = normal_from_seed(layout.sizes, seed, dtype=operands.x.dtype)

@@ -19,7 +19,7 @@ import torch
 import triton
 from torch import Tensor
 
-from whvi._kernel.backend import PLAIN_TYPES, differentiable_gradients
+from whvi._kernel.backend import PLAIN_TYPES, apart, differentiable_gradients
 from whvi._kernel.triton_kernels import (
     product_backward_kernel,
     product_kernel,
@@ -175,7 +175,7 @@ class _Product(torch.autograd.Function):
         if torch.is_grad_enabled():  # gradients of gradients
             from whvi.transforms import fwht
 
-            x, s1, g, s2 = operands
+            operands = x, s1, g, s2 = apart(operands)
             y = s1 * fwht(g * fwht(s2 * x))
             return (*differentiable_gradients(y, operands, grads[0]), None)
         return (*_backward(operands, ctx.loops, grads[0], ctx.needs_input_grad[0]), None)

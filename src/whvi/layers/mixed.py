@@ -20,6 +20,7 @@ from torch.nn import functional
 from whvi._kernel.backend import (
     KERNEL_DTYPES,
     PLAIN_TYPES,
+    apart,
     differentiable_gradients,
     is_tracing,
     is_transformed,
@@ -29,7 +30,7 @@ from whvi.functional import column_features
 from whvi.posteriors import DiagonalGaussian, Posterior
 from whvi.sampling import LocalReparameterization, Sampler, insert_inner_axes
 from whvi.transforms import Hadamard, Mixing, fwht
-from whvi.transforms.fourier import FourierMixing
+from whvi.transforms.mixing import MixingByHand
 
 
 def drawn_entries(sampler: Sampler, posterior: Posterior, leading: tuple[int, ...]) -> Tensor:
@@ -66,26 +67,26 @@ def mixed_linear(
     """
     operands = (x, s1, g, s2, bias)
     if (
-        isinstance(mixing, FourierMixing)
+        isinstance(mixing, MixingByHand)
         and torch.is_grad_enabled()
         and x.dtype in KERNEL_DTYPES
         and x.numel()
         and not (is_tracing() or is_transformed())
+        and mixing.has_gradients_for(x)
         and all(t is None or type(t) in PLAIN_TYPES for t in operands)
     ):
-        y: Tensor = _apply(mixing, plan, *operands)
+        y: Tensor = _apply(mixing, plan, *operands, *mixing.learned)
         return y
     return _compose(mixing, plan, *operands)
 
 
-def _compose(
-    mixing: Mixing, plan: BlockPlan, x: Tensor, s1: Tensor, g: Tensor, s2: Tensor, bias: Any
-) -> Tensor:
-    """The map in torch operations."""
+def _compose(mixing: Any, plan: BlockPlan, *operands: Any) -> Tensor:
+    """The map in torch operations; behind the bias may stand what the mixing has learned."""
+    x, s1, g, s2, bias, *learned = operands
     views = views_of(x.shape, s1.shape, g.shape, s1.shape, plan)  # torch.compile warns of caches
     rows = _padded(x, plan).view(*views.x[:-1], plan.block_size)
-    t = mixing.mix(s2.reshape(views.s2) * rows, g.reshape(views.g))
-    y = (s1.reshape(views.s1) * t).flatten(-2)[..., : plan.out_features]
+    t = mixing.mix(s2.reshape(views.s2) * rows, g.reshape(views.g), *learned)
+    y: Tensor = (s1.reshape(views.s1) * t).flatten(-2)[..., : plan.out_features]
     return y if bias is None else y + bias.reshape(views.bias).squeeze(-2)
 
 
@@ -103,12 +104,12 @@ class _MixedLinear(torch.autograd.Function):
     """:func:`_compose` for a mixing with gradients by hand."""
 
     @staticmethod
-    def forward(ctx: Any, mixing: FourierMixing, plan: BlockPlan, *operands: Any) -> Tensor:
-        x, s1, g, s2, bias = operands
+    def forward(ctx: Any, mixing: MixingByHand, plan: BlockPlan, *operands: Any) -> Tensor:
+        x, s1, g, s2, bias, *_ = operands
         views = _views(x.shape, s1.shape, g.shape, plan)
         v = _padded(x, plan).view(*views.x[:-1], plan.block_size) * s2.view(views.s2)
         t, kept = mixing.run(v, g.reshape(views.g), owned=True)
-        ctx.mixing, ctx.plan, ctx.views = mixing, plan, views
+        ctx.mixing, ctx.plan, ctx.views, ctx.num_operands = mixing, plan, views, len(operands)
         ctx.save_for_backward(*operands, t, *kept)
         if bias is not None and plan.vector_shape == (1, plan.out_features):
             y: Tensor = torch.addcmul(bias.view(views.bias), t, s1.view(views.s1)).squeeze(-2)
@@ -119,19 +120,21 @@ class _MixedLinear(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
-        *operands, t, first, second = ctx.saved_tensors
+        operands = ctx.saved_tensors[: ctx.num_operands]
+        t, *kept = ctx.saved_tensors[ctx.num_operands :]
         mixing, plan, views, grad = ctx.mixing, ctx.plan, ctx.views, grads[0]
         if torch.is_grad_enabled():
+            operands = apart(operands)
             y = _compose(mixing, plan, *operands)
             return None, None, *differentiable_gradients(y, operands, grad)
-        x, s1, g, s2, bias = operands
+        x, s1, g, s2, bias, *_ = operands
         missing = plan.vector_size - plan.out_features
         to_y = functional.pad(grad, (0, missing)) if missing else grad
         to_y = to_y.reshape(*views.out[:-1], *plan.vector_shape)
         to_s1 = (to_y * t).sum_to_size(views.s1).view(s1.shape)
         to_t = to_y * s1.view(views.s1)
         shape = torch.Size(views.g)
-        to_v, to_g = mixing.gradients((first, second), to_t, shape, owned=True)
+        to_v, to_g, *to_learned = mixing.gradients(tuple(kept), to_t, shape, owned=True)
         rows = _padded(x, plan).view(*views.x[:-1], plan.block_size)
         to_s2 = (to_v * rows).sum_to_size(views.s2).view(s2.shape)
         to_x = None
@@ -142,7 +145,7 @@ class _MixedLinear(torch.autograd.Function):
         to_bias = None
         if bias is not None:
             to_bias = grad.unsqueeze(-2).sum_to_size(views.bias).view(bias.shape)
-        return None, None, to_x, to_s1, to_g.view(g.shape), to_s2, to_bias
+        return None, None, to_x, to_s1, to_g.view(g.shape), to_s2, to_bias, *to_learned
 
 
 # Function.apply without its search for torch.func wrappers: they have been excluded

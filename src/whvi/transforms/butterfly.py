@@ -16,9 +16,16 @@ import torch
 from torch import Tensor, nn
 
 from whvi._checks import is_power_of_two, next_power_of_two
-from whvi._kernel.butterfly import butterfly
+from whvi._kernel.butterfly import (
+    butterfly,
+    coefficients,
+    levels_take,
+    rows_of,
+    run_levels,
+    run_levels_backward,
+)
 from whvi.errors import ConfigError
-from whvi.transforms.mixing import Factors, Mixing
+from whvi.transforms.mixing import Factors, MixingByHand
 
 __all__ = ["Butterfly", "LearnedButterfly", "butterfly"]
 
@@ -62,7 +69,7 @@ class Butterfly:
 
 
 @final
-class LearnedButterfly(nn.Module, Mixing):
+class LearnedButterfly(nn.Module, MixingByHand):
     """``M(g) = T diag(g) Tᵀ`` with learned ``angles (*batch_shape, log2 D, D/2)``.
 
     The blocks of a layer share them; replicas have their own. They have no posterior.
@@ -84,6 +91,11 @@ class LearnedButterfly(nn.Module, Mixing):
         else:
             self.angles.uniform_(-math.pi, math.pi, generator=generator)
 
+    @property
+    def learned(self) -> tuple[Tensor, ...]:  # type: ignore[override]
+        """See :attr:`MixingByHand.learned`."""
+        return (self.angles,)
+
     def forward(self, x: Tensor) -> Tensor:
         """Return ``T x`` along the last axis."""
         return butterfly(x, self.angles) if self.size >= _LEAST_ROW else self._multiply(x)
@@ -102,9 +114,40 @@ class LearnedButterfly(nn.Module, Mixing):
         rows = x.reshape(*batch_shape, -1, self.size)
         return (rows @ (T if transpose else T.mT)).reshape(x.shape)
 
-    def mix(self, v: Tensor, g: Tensor) -> Tensor:
+    def mix(self, v: Tensor, g: Tensor, *learned: Tensor) -> Tensor:
         """See :meth:`Mixing.mix`."""
-        return self.forward(g * self.transpose(v))
+        if not learned:
+            return self.forward(g * self.transpose(v))
+        (angles,) = learned
+        return butterfly(g * butterfly(v, angles, transpose=True), angles)
+
+    def has_gradients_for(self, x: Tensor) -> bool:
+        """See :meth:`MixingByHand.has_gradients_for`."""
+        return levels_take(x, self.angles)
+
+    def run(
+        self, v: Tensor, g: Tensor, *, owned: bool = False
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """See :meth:`MixingByHand.run`."""
+        turns, rows = coefficients(self.angles), rows_of(v, self.angles).contiguous()
+        u = run_levels(rows, turns, True, owned=owned).view(v.shape)
+        w = rows_of(g * u, self.angles)
+        t = run_levels(w, turns, False, owned=True).view(v.shape)
+        return t, (g, u, t, *turns)
+
+    def gradients(
+        self, kept: tuple[Tensor, ...], grad: Tensor, g_shape: torch.Size, *, owned: bool = False
+    ) -> tuple[Tensor, ...]:
+        """See :meth:`MixingByHand.gradients`."""
+        g, u, t, cosines, sines = kept
+        turns, u_rows, t_rows = (cosines, sines), rows_of(u, cosines), rows_of(t, cosines)
+        rows = rows_of(grad, cosines).contiguous()
+        to_w, of_last = run_levels_backward(rows, t_rows, turns, False, owned=owned)
+        to_w = to_w.view(u.shape)
+        to_g = (to_w * u).sum_to_size(g_shape)
+        to_u = rows_of(to_w.mul_(g), cosines)
+        to_v, of_first = run_levels_backward(to_u, u_rows, turns, True, owned=True)
+        return to_v.view(u.shape), to_g, of_last.add_(of_first)
 
     def factors(self, v: Tensor) -> Factors:
         """See :meth:`Mixing.factors`."""

@@ -29,12 +29,13 @@ from torch import Tensor
 
 from whvi._kernel.backend import (
     PLAIN_TYPES,
+    apart,
     differentiable_gradients,
     is_tracing,
     is_transformed,
 )
 from whvi._kernel.hartley import hartley_levels, hartley_takes
-from whvi.transforms.mixing import Factors, Mixing
+from whvi.transforms.mixing import Factors, MixingByHand
 
 _HALF_TYPES = (torch.float16, torch.bfloat16)
 
@@ -96,7 +97,7 @@ def _synthesise(packed: Tensor, tables: _Tables, size: int) -> Tensor:
     return rows
 
 
-class FourierMixing(Mixing):
+class FourierMixing(MixingByHand):
     """``M(g)`` by real FFTs: one node of autograd whose backward pass is as fast as its forward."""
 
     def __init__(self, size: int) -> None:
@@ -107,7 +108,7 @@ class FourierMixing(Mixing):
         """Return ``size``: every one is taken."""
         return size
 
-    def mix(self, v: Tensor, g: Tensor) -> Tensor:
+    def mix(self, v: Tensor, g: Tensor, *learned: Tensor) -> Tensor:
         """See :meth:`Mixing.mix`."""
         if v.dtype in _HALF_TYPES:
             return self.mix(v.float(), g.float()).to(v.dtype)
@@ -119,18 +120,6 @@ class FourierMixing(Mixing):
             y: Tensor = _apply(self, v, g)
             return y
         return self.run(v, g)[0]
-
-    @abstractmethod
-    def run(
-        self, v: Tensor, g: Tensor, *, owned: bool = False
-    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        """Return ``M(g) v`` and what :meth:`gradients` needs; ``v`` is overwritten if ``owned``."""
-
-    @abstractmethod
-    def gradients(
-        self, kept: tuple[Tensor, Tensor], grad: Tensor, g_shape: torch.Size, *, owned: bool = False
-    ) -> tuple[Tensor, Tensor]:
-        """Return the gradients of ``v`` and ``g``; ``grad`` is overwritten if ``owned``."""
 
 
 class _Mix(torch.autograd.Function):
@@ -147,6 +136,7 @@ class _Mix(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[None, Tensor | None, Tensor | None]:
         v, g, *kept = ctx.saved_tensors
         if torch.is_grad_enabled():
+            v, g = apart((v, g))
             y = ctx.mixing.run(v, g)[0]
             to_v, to_g = differentiable_gradients(y, (v, g), grads[0])
             return None, to_v, to_g
@@ -207,7 +197,7 @@ class _Symmetric(FourierMixing):
         return steps.leave(gains * u), (gains, u)
 
     def gradients(
-        self, kept: tuple[Tensor, Tensor], grad: Tensor, g_shape: torch.Size, *, owned: bool = False
+        self, kept: tuple[Tensor, ...], grad: Tensor, g_shape: torch.Size, *, owned: bool = False
     ) -> tuple[Tensor, Tensor]:
         """Return the gradients of ``v`` and ``g``."""
         gains, u = kept
@@ -329,7 +319,7 @@ class Circulant(FourierMixing):
         return torch.fft.irfft(spectrum * u, n=self.size, norm="ortho"), (spectrum, u)
 
     def gradients(
-        self, kept: tuple[Tensor, Tensor], grad: Tensor, g_shape: torch.Size, *, owned: bool = False
+        self, kept: tuple[Tensor, ...], grad: Tensor, g_shape: torch.Size, *, owned: bool = False
     ) -> tuple[Tensor, Tensor]:
         """Return the gradients of ``v`` and ``g``: ``Cᵀ`` has the conjugate spectrum."""
         (spectrum, u), tables = kept, self._tables(grad)

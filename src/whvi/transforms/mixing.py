@@ -47,6 +47,36 @@ class Mixing(ABC):
         return
 
 
+class MixingByHand(Mixing):
+    """A mixing that knows its gradients, so that a layer can be one node of the autograd graph."""
+
+    learned: tuple[Tensor, ...] = ()
+    """Tensors beside ``v`` and ``g`` that have gradients."""
+
+    def has_gradients_for(self, x: Tensor) -> bool:
+        """Tell whether :meth:`run` and :meth:`gradients` take rows like ``x``, now."""
+        return True
+
+    @abstractmethod
+    def mix(self, v: Tensor, g: Tensor, *learned: Tensor) -> Tensor:
+        """Return ``M(g) v``, by other ``learned`` tensors if they are given."""
+
+    @abstractmethod
+    def run(
+        self, v: Tensor, g: Tensor, *, owned: bool = False
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """Return ``M(g) v`` and what :meth:`gradients` needs; ``v`` is overwritten if ``owned``."""
+
+    @abstractmethod
+    def gradients(
+        self, kept: tuple[Tensor, ...], grad: Tensor, g_shape: torch.Size, *, owned: bool = False
+    ) -> tuple[Tensor, ...]:
+        """Return the gradients of ``v``, ``g`` and ``learned``.
+
+        ``grad`` is overwritten if ``owned``.
+        """
+
+
 @final
 @dataclass(eq=False)
 class Hadamard(Mixing):
