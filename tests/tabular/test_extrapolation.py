@@ -225,3 +225,18 @@ def test_a_weight_scales_the_precision_of_its_row(rotate, monkeypatch):
     ones = original(*given[:-1], torch.ones_like(w))
     for one, other in zip(plain, ones, strict=True):
         torch.testing.assert_close(one.kernel, other.kernel)
+
+
+def test_rates_far_away_are_known_to_a_factor_of_e():
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(60, 2))
+    model = WHVIRegressor((8,), likelihood="poisson", n_members=2, max_iter=30, random_state=0)
+    model.fit(X, rng.poisson(np.exp(X[:, 0])).astype(float))
+    predictor = model._predictor
+    x = torch.full((1, 2), 3.0)
+    f, changes = predictor.linearized(x, 1)
+    wide = predictor.linearized.gate._replace(factor=1e4)
+    far, _ = predictor._far(wide, f.double(), changes.double())
+    log_rates = far.component_means().log().unflatten(0, (2, -1)).squeeze(-1)
+    distance = log_rates - f.double().squeeze(-1)[:, None]
+    assert 0.5 < float(distance.std()) < 1.5

@@ -217,8 +217,7 @@ class Functions:
         if is_exporting():
             return (x,)
         filled: Tensor = F.pad(x, (0, 0, 0, -x.shape[-2] % self._rows_at_once))
-        passes: tuple[Tensor, ...] = filled.split(self._rows_at_once, dim=-2)
-        return passes
+        return tuple(filled.split(self._rows_at_once, dim=-2))
 
     def _evaluate(self, x: Tensor) -> Tensor:
         rows = x.unsqueeze(-3) if x.dim() == 3 else x
@@ -355,8 +354,7 @@ class Predictor:
 
     def evaluate(self, table: Table, of: Callable[[Predictive], Tensor]) -> NDArray[np.float64]:
         """Evaluate ``of`` the predictive distribution of every row, ``(N, ...)``."""
-        values: NDArray[np.float64] = torch.cat(self.map(table, of)).cpu().numpy()
-        return values
+        return np.asarray(torch.cat(self.map(table, of)).cpu().numpy())
 
     def predict(self, table: Table) -> Predictive:
         """Return the predictive distribution of all rows in one object."""
@@ -386,6 +384,8 @@ class Predictor:
             few = changes[:, : -(-_FAR_DRAWS // len(f))]
             if gaussian:  # the mean is that of the moments below
                 few = F.pad(few - few.mean(1, keepdim=True), (0, f.shape[-1] - few.shape[-1]))
+            if isinstance(self.likelihood, Poisson):  # rates are known to a factor of e, or better
+                few = few / (gate.factor * variance).sqrt().clamp_min(1).unsqueeze(1)
             return self.likelihood.predictive(f.unsqueeze(1) + gate.factor**0.5 * few).pool(), share
         components = self.likelihood.predictive(f.unsqueeze(1)).pool().gaussian_components()
         assert components is not None
