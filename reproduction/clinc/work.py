@@ -89,26 +89,23 @@ class ClincWork:
             yield name, found, about
 
     def _choose(self, training: Training, data: Clinc) -> tuple[Settings, Fitted | None]:
-        """Return the settings, from the file or chosen now with the classifier of seed 0."""
+        """Return the settings, and the classifier of seed 0 if it was trained to choose them now."""
         if self.quick:
             return {**training.candidates[0], "epochs": 1}, None
-        store = RecordStore(Path(self.folder) / "choices.jsonl", ("training",))
-        kept = store.read().get((training.name,))
-        if kept is not None:
-            settings: Settings = kept["settings"]
-            return settings, None
+        store = RecordStore(Path(self.folder) / "choices.jsonl", ("training", "candidate"))
         best, found = None, []
         for settings in training.candidates:
-            fitted = training.fit(settings, data.train, 0)
-            log_probs = training.methods[training.name](fitted)(data.val)
-            found.append(float(-log_probs.gather(1, data.val.y[:, None]).mean()))
+            name = ", ".join(f"{key}={value}" for key, value in sorted(settings.items()))
+            kept, fitted = store.read().get((training.name, name)), None
+            if kept is None:
+                fitted = training.fit(settings, data.train, 0)
+                log_probs = training.methods[training.name](fitted)(data.val)
+                nll = float(-log_probs.gather(1, data.val.y[:, None]).mean())
+                kept = {"training": training.name, "candidate": name, "validation_nll": nll}
+                store.append([kept])
+            found.append(kept["validation_nll"])
             best = fitted if found[-1] == min(found) else best
-        settings = training.candidates[int(np.argmin(found))]
-        store.append(
-            [{"training": training.name, "settings": dict(settings), "validation_nll": found,
-              "candidates": [dict(each) for each in training.candidates]}]
-        )  # fmt: skip
-        return settings, best
+        return training.candidates[int(np.argmin(found))], best
 
     def _file(self, method: str, seed: int) -> Path:
         return Path(self.folder) / "predictions" / f"{method}-{seed}.npz"
