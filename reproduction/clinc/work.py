@@ -89,7 +89,7 @@ class ClincWork:
             yield name, found, about
 
     def _choose(self, training: Training, data: Clinc) -> tuple[Settings, Fitted | None]:
-        """Return the settings, and the classifier of seed 0 if it was trained to choose them now."""
+        """Return the settings, and the classifier of seed 0 if it was trained now."""
         if self.quick:
             return {**training.candidates[0], "epochs": 1}, None
         store = RecordStore(Path(self.folder) / "choices.jsonl", ("training", "candidate"))
