@@ -273,7 +273,9 @@ def test_a_butterfly_layer_is_one_node(
 
 
 @pytest.mark.parametrize("transform", ["hadamard", *TRANSFORMS])
-@pytest.mark.parametrize("sampler", [MeanWeights(), LocalReparameterization(seeded(4))], ids=["mean", "local"])
+@pytest.mark.parametrize(
+    "sampler", [MeanWeights(), LocalReparameterization(seeded(4))], ids=["mean", "local"]
+)
 def test_a_layer_used_twice_keeps_its_gradients_when_they_have_a_graph(
     transform: str, sampler: Sampler
 ) -> None:
