@@ -107,7 +107,8 @@ def test_they_add_up_to_the_prediction(regressor):
     assert regressor.far_share(FAR).max() > 0.1
     np.testing.assert_allclose(found.base, regressor.predict(background).mean(), rtol=1e-9)
     total = found.base + found.mean.sum(1)
-    np.testing.assert_allclose(total, regressor.predict(FAR), rtol=1e-9)
+    # a rate near zero is a difference of large ones
+    np.testing.assert_allclose(total, regressor.predict(FAR), rtol=1e-9, atol=1e-9)
 
 
 def test_probabilities_of_classes_add_up(fitted_classifier):

@@ -201,12 +201,13 @@ class Functions:
     def __call__(self, x: Tensor, sharing: int = 0) -> Tensor:
         """Evaluate at ``x (N, in)`` or ``(R, N, in)``: ``(R, S, N, num_features)``.
 
-        In memory the draws of a row lie side by side: sums over draws are formed in the same order
-        whatever the number of rows. ``sharing`` members have rows of their own; if 0, all.
+        In memory the draws of a row lie side by side, so sums over them have one order for any
+        ``N``. ``sharing`` members have rows of their own; if 0, all.
         """
         f = torch.cat([self._evaluate(rows) for rows in self.passes(x)], dim=2)
         by_row = f[..., : x.shape[-2], :].permute(2, 0, 1, 3).contiguous()
-        return towards_mean(by_row.permute(1, 2, 0, 3), self.spread, sharing)
+        seen = x if x.dim() == 3 else None
+        return towards_mean(by_row.permute(1, 2, 0, 3), self.spread, sharing, seen)
 
     def passes(self, x: Tensor) -> tuple[Tensor, ...]:
         """Cut rows into pieces of one size, the last one filled up with zeros.
