@@ -185,7 +185,7 @@ TRAININGS: dict[str, Training] = {
             "whvi",
             tuple(
                 {"lr": 4e-3, "beta": beta, "epochs": _EPOCHS, "num_blocks": 1}
-                for beta in (0.003, 0.01, 0.03)
+                for beta in (0.01, 0.03)
             ),
             _fit_adapters,
             {"whvi": _weight_draws},
