@@ -77,20 +77,60 @@ def test_rows_left_out_are_bounded():
         assert len(common_fold(num_rows, 0.1, seed=0).held_out) == left_out
 
 
+def test_early_stopping_looks_at_a_part_of_the_rows_left_out(monkeypatch):
+    plan = plan_for(50_000, members=2, hidden=8, max_iter=2)
+    seen = []
+    monkeypatch.setattr(
+        "whvi.tabular.training.fit",
+        lambda *args, validation, **options: seen.append(validation),
+    )
+    x = torch.arange(50_000.0).unsqueeze(-1)
+    found = train_ensemble(small("gaussian"), x, x, plan, seed=0, session=Session())
+    assert len(found.folds.held_out) == 5_000
+    assert torch.equal(seen[0][0], x[found.folds.held_out[:1024]])
+
+
+def test_networks_with_another_noise_go_on_where_others_are(monkeypatch):
+    """What both have is taken over: all but the second output, and the noise if its name agrees."""
+    plan = plan_for(40, members=2, hidden=8, max_iter=30)
+    x = torch.linspace(-1, 1, 40).unsqueeze(-1)
+    start = train_ensemble(small("gaussian"), x, x, plan, seed=0, session=Session())
+    monkeypatch.setattr("whvi.tabular.training.fit", lambda *args, **options: None)
+    fresh, found = (
+        train_ensemble(small("heteroscedastic"), x, x, plan, seed=0, session=Session(), start=each)
+        for each in (None, start)
+    )
+    own, common = fresh.model.state_dict(), start.model.state_dict()
+    for name, tensor in found.model.state_dict().items():
+        if tensor.shape == common[name].shape:
+            assert torch.equal(tensor, common[name])
+        else:
+            first = common[name].shape[1]  # of the weights of the first output, which lead
+            assert torch.equal(tensor[:, :first], common[name])
+            assert torch.equal(tensor[:, first:], own[name][:, first:])
+    noise = found.likelihood.noise_parameters()[0], start.likelihood.noise_parameters()[0]
+    assert torch.equal(*noise)
+
+
+def small(likelihood):
+    return Architecture(
+        in_features=1, hidden=(8,), features="relu", members=2, posterior="diagonal",
+        likelihood=likelihood, num_outputs=1,
+    )  # fmt: skip
+
+
 @pytest.mark.parametrize("rotate", [True, False])
 def test_weights_follow_their_rows(rotate, monkeypatch):
     plan = replace(plan_for(40, members=2, hidden=8, max_iter=2), rotate=rotate)
-    architecture = Architecture(
-        in_features=1, hidden=(8,), features="relu", members=2, posterior="diagonal",
-        likelihood="gaussian", num_outputs=1,
-    )  # fmt: skip
     seen = []
     monkeypatch.setattr(
         "whvi.tabular.training.fit",
         lambda *args, validation, **options: seen.append((args[2], validation)),
     )
     x = torch.arange(40.0).unsqueeze(-1)
-    train_ensemble(architecture, x, 2 * x, plan, seed=0, session=Session(), weights=3 * x[:, 0])
+    train_ensemble(
+        small("gaussian"), x, 2 * x, plan, seed=0, session=Session(), weights=3 * x[:, 0]
+    )
     for rows, targets, weights in seen[0]:
         assert weights.shape == ((2, len(rows[0])) if rotate else (len(rows),))
         assert torch.equal(targets, 2 * rows)

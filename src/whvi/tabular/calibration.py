@@ -225,6 +225,7 @@ def count_mnll(
 # Candidates ------------------------------------------------------------------------------------
 
 _ASKED_FOR = ("student_t", "poisson")
+_GO_ON = ("heteroscedastic", "student_t")  # whose functions are those of the noise before
 _LEAST_GAIN = {"gaussian": 0.05, "heteroscedastic": 0.05, "student_t": 0.01, "poisson": 0.01}
 """Nats per held-out row by which a later candidate must win: bins and a second head have a cost."""
 
@@ -269,11 +270,19 @@ class Trials:
     weights: Tensor | None = None
     done: list[dict[str, Any]] = field(default_factory=list)
 
-    def train(self, embedding: Embedding, likelihood: str, *, short: bool = False) -> Candidate:
-        """Train one candidate, shortly or in full."""
+    def train(
+        self,
+        embedding: Embedding,
+        likelihood: str,
+        *,
+        short: bool = False,
+        start: Trained | None = None,
+    ) -> Candidate:
+        """Train one candidate, shortly or in full, or from ``start`` on with other noise."""
         begun, binned = time.perf_counter(), len(embedding.column) > 0
         plan = self.plan.with_bins() if binned else self.plan
         plan = plan.short() if short else plan
+        plan = plan if start is None else plan.going_on()
         y = self.targets.get(likelihood, self.targets[""])
         x = embedding(self.encoded, y.device).x
         architecture = Architecture(
@@ -289,7 +298,7 @@ class Trials:
         session = Session(self.session.checkpoint) if short else self.session
         trained = train_ensemble(
             architecture, x, y, plan,
-            seed=self.seed, session=session.within(name), weights=self.weights,
+            seed=self.seed, session=session.within(name), weights=self.weights, start=start,
         )  # fmt: skip
         functions = trained.draw_functions(self.num_draws, self.seed)
         factor, functions, mnll = calibrate(trained, functions, x, y, self.weights)
@@ -313,8 +322,8 @@ def choose(trials: Trials, likelihoods: Sequence[str]) -> Candidate:
     """Return the candidate that held-out rows speak for.
 
     Short runs under the first likelihood compare inputs without and with bins; should they differ
-    little, both are trained in full. Then comes the noise that depends on the inputs, in full, and
-    noise that targets ask for, in full if a short run speaks for it.
+    little, both are trained in full. Then come the noise that depends on the inputs, and noise that
+    targets ask for if a short run speaks for it; both go on from the networks that are best so far.
     """
     first, plan = likelihoods[0], trials.plan
     kept, score = trials.embeddings, math.nan
@@ -332,7 +341,8 @@ def choose(trials: Trials, likelihoods: Sequence[str]) -> Candidate:
                 score = trials.train(best.embedding, first, short=True).mnll
             if not trials.train(best.embedding, likelihood, short=True).mnll < score:
                 continue
-        found = trials.train(best.embedding, likelihood)
+        start = best.trained if likelihood in _GO_ON else None
+        found = trials.train(best.embedding, likelihood, start=start)
         best = _better(best, found, _LEAST_GAIN[likelihood])
     return best
 

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from whvi._checks import check_positive, check_positive_int
-from whvi._files import conform_tensor
-from whvi.errors import ConfigError, ModelFileError, NumericalError
+from whvi.errors import ConfigError, NumericalError
 from whvi.layers.linear import RandomLinear
 from whvi.layers.structured import StructuredMatrix
 from whvi.likelihoods import BalancedGradients, HeteroscedasticGaussian, Likelihood
@@ -40,8 +37,7 @@ _RATE_FACTORS = (1.0, 0.3, 0.1)  # on the learning rate, tried in turn
 _FEWEST_ROWS = 10  # with fewer, nothing is left out: two rows cannot judge eight
 _MOST_BINS, _FEWEST_FOR_BINS = 16, 128  # of a column; rows, so that a bin holds eight
 _MOST_INPUTS, _MOST_NUMBERS = 1024, 100_000_000  # of bins in a row, and in all rows
-_MOST_MEMORY, _LEAST_MEMORY, _MOST_REMEMBERED = 1024, 64, 1 << 18  # rows; numbers in them
-_MOST_HELD_OUT = 10_000  # rows: more judge no better, and are evaluated twenty times
+_MOST_HELD_OUT, _MOST_SCORED = 10_000, 1024  # rows: of calibration, and of early stopping
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,6 +81,10 @@ class Plan:
     def short(self) -> Plan:
         """Return the plan of a short run."""
         return replace(self, **self.trial)
+
+    def going_on(self) -> Plan:
+        """Return the plan for networks that were trained with simpler noise."""
+        return replace(self, steps=max(1, self.steps // 2))
 
     def folds(self, num_rows: int, seed: int) -> Folds:
         """Choose the rows that members leave out."""
@@ -277,7 +277,7 @@ def train_ensemble(
     def part(rows: Tensor) -> Batch | WeightedBatch:
         return (x[rows], y[rows]) if weights is None else (x[rows], y[rows], weights[rows])
 
-    held_out = None if folds.held_out is None else part(folds.held_out)
+    held_out = None if folds.held_out is None else part(folds.held_out[..., :_MOST_SCORED])
 
     def train(factor: float) -> Trained:
         with torch.random.fork_rng(devices=[]):  # new layers draw from the global generator
@@ -287,8 +287,8 @@ def train_ensemble(
         model, likelihood = model.to(x.device), likelihood.to(x.device)
         reset_network(model, seeded_generator("start", seed))
         if start is not None:
-            model.load_state_dict(start.model.state_dict())
-            likelihood.load_state_dict(start.likelihood.state_dict())
+            go_on_from(model, start.model)
+            go_on_from(likelihood, start.likelihood)
         trained_by = likelihood
         if isinstance(likelihood, HeteroscedasticGaussian):
             trained_by = BalancedGradients(likelihood)
@@ -305,6 +305,20 @@ def train_ensemble(
         return Trained(architecture, model, likelihood, history, folds)
 
     return train_finite(train)
+
+
+@torch.no_grad()
+def go_on_from(module: nn.Module, trained: nn.Module) -> None:
+    """Take over what ``trained`` has under the same names.
+
+    The last layer of networks with a noise that depends on the input has outputs more than others:
+    these keep their own start.
+    """
+    found = trained.state_dict()
+    for name, tensor in module.state_dict().items():
+        if name in found:
+            common = tuple(map(slice, map(min, tensor.shape, found[name].shape)))
+            tensor[common] = found[name][common]
 
 
 def common_fold(num_rows: int, fraction: float, seed: int) -> Folds:
@@ -335,58 +349,3 @@ def _num_held_out(num_rows: int, fraction: float) -> int:
     if num_rows < _FEWEST_ROWS or fraction == 0:
         return 0
     return min(max(round(fraction * num_rows), 1), num_rows - 1, _MOST_HELD_OUT)
-
-
-class Memory(NamedTuple):
-    """Rows that stand for all that a model has seen; their targets are not kept.
-
-    Attributes:
-        encoded: Columns, ``(M, w)``.
-        weight: For how many rows each stands, ``(M,)``.
-    """
-
-    encoded: NDArray[np.float64]
-    weight: NDArray[np.float64]
-
-    @classmethod
-    def of(cls, encoded: NDArray[np.float64], weight: NDArray[np.float64] | None = None) -> Memory:
-        """Let every row stand for itself, or for as many as its weight says."""
-        return cls(encoded, np.ones(len(encoded)) if weight is None else weight)
-
-    @classmethod
-    def from_tensors(cls, tensors: Mapping[str, Tensor], width: int) -> Memory:
-        """Read what :meth:`tensors` gave, for ``width`` encoded columns."""
-        rows = len(tensors["memory.weight"])
-        shapes = {"memory.encoded": (rows, width), "memory.weight": (rows,)}
-        found = [conform_tensor(tensors, k, s, torch.float64).numpy() for k, s in shapes.items()]
-        if not rows or not (found[1] > 0).all():
-            raise ModelFileError("rows are needed whose weights are above zero")
-        return cls(*found)
-
-    def tensors(self) -> dict[str, Tensor]:
-        """Return what a model file keeps."""
-        return {f"memory.{k}": torch.as_tensor(v) for k, v in self._asdict().items()}
-
-    def thinned(self, size: int, seed: int) -> Memory:
-        """Keep at most ``size`` rows by priority sampling, with the same total weight.
-
-        A row of weight ``w`` has the priority ``w / u``, ``u`` uniform; those that are kept count
-        as much as the largest priority that is not, or more if they did before (Duffield et al.,
-        2007). Sums over rows are then right on average.
-        """
-        if len(self.weight) <= size:
-            return self
-        priority = self.weight / (1 - np.random.default_rng(seed).random(len(self.weight)))
-        order = np.argsort(-priority, kind="stable")
-        kept = np.sort(order[:size])
-        weight = np.maximum(self.weight[kept], priority[order[size]])
-        return Memory(self.encoded[kept], weight * (self.weight.sum() / weight.sum()))
-
-    def kept(self, seed: int) -> Memory:
-        """Keep as many rows as a model file is to hold."""
-        size = _MOST_REMEMBERED // max(1, self.encoded.shape[1])
-        return self.thinned(min(max(size, _LEAST_MEMORY), _MOST_MEMORY), seed)
-
-    def joined(self, other: Memory) -> Memory:
-        """Return the rows of both."""
-        return Memory(*map(np.concatenate, zip(self, other, strict=True)))

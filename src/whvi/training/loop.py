@@ -36,7 +36,7 @@ from whvi.training.step import Stepper
 Callback = Callable[[StepRecord], None]
 
 _VALIDATION_DRAWS = 16
-_VALIDATION_ROWS = 4096
+_VALIDATION_ROWS = 128  # at once: of more, values leave the cache and take three times as long
 _FORMAT_VERSION = 3  # of checkpoints: raise it when names or meanings in them change
 
 
