@@ -321,17 +321,18 @@ class Trials:
 def choose(trials: Trials, likelihoods: Sequence[str]) -> Candidate:
     """Return the candidate that held-out rows speak for.
 
-    Short runs under the first likelihood compare inputs without and with bins; should they differ
-    little, both are trained in full. Then come the noise that depends on the inputs, and noise that
-    targets ask for if a short run speaks for it; both go on from the networks that are best so far.
+    Bins are trained in full, after networks without them, if a short run under the first likelihood
+    speaks for them: it does not miss that they help, but often takes to them where functions are
+    smooth, which takes longer to learn. Then come the noise that depends on the inputs, and noise
+    that targets ask for if a short run speaks for it; both go on from the best networks so far.
     """
     first, plan = likelihoods[0], trials.plan
     kept, score = trials.embeddings, math.nan
     if plan.validation_fraction and len(kept) > 1:
         scores = [trials.train(each, first, short=True).mnll for each in kept]
-        gain, score = scores[0] - scores[1], min(scores)
-        if not 0 < gain < plan.clear_gain:
-            kept = (kept[1 if gain > 0 else 0],)
+        score = min(scores)
+        if not scores[1] < scores[0]:
+            kept = kept[:1]
     best = trials.train(kept[0], first)
     for embedding in kept[1:]:
         best = _better(best, trials.train(embedding, first), _LEAST_GAIN.get(first, 0.0))

@@ -56,8 +56,6 @@ class Plan:
         bins: Of a column, if held-out rows speak for them; less than 2: none.
         binned: What differs with bins: they make steps, so no waves, and take more of a prior.
         trial: What differs in the short runs by which inputs and noise are chosen.
-        clear_gain: Nats per held-out row by which a short run decides on the inputs; below that,
-            both are trained.
     """
 
     hidden: tuple[int, ...]
@@ -72,7 +70,6 @@ class Plan:
     bins: int
     binned: dict[str, Any]
     trial: dict[str, Any]
-    clear_gain: float
 
     def with_bins(self) -> Plan:
         """Return the plan for inputs with bins."""
@@ -154,7 +151,6 @@ def plan_for(
         bins=min(_MOST_BINS, most_bins) if num_rows >= _FEWEST_FOR_BINS else 0,
         binned=binned,
         trial=trial,
-        clear_gain=0.3 if few else 0.0,
     )
 
 
