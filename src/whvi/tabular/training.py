@@ -96,7 +96,7 @@ class Plan:
             batch_size=self.batch,
             learning_rate=factor * self.learning_rate,
             beta=self.beta,
-            eval_every=max(1, self.steps // 20),
+            eval_every=max(1, self.steps // 20, min(100, self.steps // 5)),
             patience=8 if self.validation_fraction else None,
             record_every=max(1, self.steps // 100),
             seed=seed,
