@@ -14,7 +14,7 @@ from whvi.linearized.parameters import parameter_space
 from whvi.sampling import MeanWeights, sampling
 from whvi.tabular import extrapolation
 from whvi.tabular.extrapolation import _best_factor, _Member, _Slab
-from whvi.tabular.predictor import Gate
+from whvi.tabular.tangents import Gate
 
 
 def table(num_rows: int = 60, num_columns: int = 3, seed: int = 0):

@@ -36,8 +36,9 @@ from whvi.tabular.modelfile import (
     load_tensors,
     predictor_of,
 )
-from whvi.tabular.predictor import Linearized, Predictor
+from whvi.tabular.predictor import Predictor
 from whvi.tabular.scaling import Targets, learn_effects, learn_embedding
+from whvi.tabular.tangents import Linearized
 from whvi.tabular.training import FEW_ROWS, Memory, Plan, Session, Trained, plan_for
 from whvi.training.history import History, StepRecord
 from whvi.training.process import keep_freed_memory, limited_threads
