@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from whvi._checks import block_size_for
-from whvi.tabular.draws import DenseDraws, Functions, StructuredDraws
-from whvi.tabular.tangents import Gate, Linearized, Tangent
+from whvi.tabular.functions import DenseDraws, Functions, Gate, Linearized, StructuredDraws, Tangent
 
 GATE = Gate(1.0, 0.0, 0.0, 0.0, 1.0)
 CASES = [  # features, columns, hidden, outputs, members, draws
@@ -78,7 +77,7 @@ def rows(made: Functions, columns: int, num_rows: int, *, own: bool = False):
 def composed(call, monkeypatch):
     """Run without the kernel's networks."""
     with monkeypatch.context() as patch:
-        patch.setattr("whvi.tabular.draws.kernel_takes_network", lambda *_: False)
+        patch.setattr("whvi.tabular.functions.kernel_takes_network", lambda *_: False)
         return call()
 
 

@@ -15,7 +15,7 @@ from whvi.linearized.jacobians import jacobian
 from whvi.linearized.parameters import parameter_space
 from whvi.priors import FixedPrior
 from whvi.tabular.extrapolation import prior_precision
-from whvi.tabular.tangents import Gate
+from whvi.tabular.functions import Gate
 from whvi.tabular.training import Folds, Memory, Session, Trained
 from whvi.tabular.updating import (
     Anchor,

@@ -3,7 +3,7 @@ r"""A fixed ensemble of networks, all layers and draws in one call of the kernel
 .. math:: h \mapsto \phi(s_1 \odot H (g \odot H (s_2 \odot h)) + b), \qquad f = W h + c
 
 for S draws of ``g`` and ``W`` of each of R members. Nothing but ``f`` is written to memory, and no
-value depends on the rows beside it. The plain composition is in :mod:`whvi.tabular.draws`.
+value depends on the rows beside it. The plain composition is in :mod:`whvi.tabular.functions`.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.compiler import is_compiling
 
 from whvi._checks import block_size_for
-from whvi._kernel.backend import is_tracing, is_transformed, kernel, kernel_takes
+from whvi._kernel.backend import KERNEL_DTYPES, PLAIN_TYPES, kernel
 
 COLUMNS = 64  # displacements side by side: a multiple of what registers hold
 
@@ -102,11 +103,14 @@ class Network(NamedTuple):
 
 def kernel_takes_network(network: Network, x: Tensor) -> bool:
     """Tell whether the kernel may evaluate a network at these rows, now."""
-    tensors = [network.weight, network.bias, *(t for layer in network.hidden for t in layer[2:])]
+    tensors = [x, network.weight, network.bias]
+    tensors += [t for layer in network.hidden for t in layer[2:]]
     return (
-        not (is_tracing() or is_transformed())
-        and kernel_takes(x)
-        and all(kernel_takes(t) and t.dtype is x.dtype and t.is_contiguous() for t in tensors)
+        kernel is not None
+        and not is_compiling()
+        and x.dtype in KERNEL_DTYPES
+        and all(t.is_cpu and t.dtype is x.dtype and type(t) in PLAIN_TYPES for t in tensors)
+        and all(t.is_contiguous() for t in tensors[1:])
     )
 
 

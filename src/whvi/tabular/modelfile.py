@@ -33,10 +33,17 @@ from whvi._files import (
     unseal,
 )
 from whvi.errors import ModelFileError, WhviError
-from whvi.tabular.draws import DenseDraws, Draws, Functions, StructuredDraws
+from whvi.tabular.functions import (
+    DenseDraws,
+    Draws,
+    Functions,
+    Gate,
+    Linearized,
+    StructuredDraws,
+    Tangent,
+)
 from whvi.tabular.inputs import Embedding, TableSchema
 from whvi.tabular.predictor import Architecture, Predictor
-from whvi.tabular.tangents import Gate, Linearized, Tangent
 
 FORMAT_NAME = "whvi-model"
 FORMAT_VERSION = 7

@@ -1,10 +1,9 @@
 r"""From the rows of a table to predictive distributions: all that a prediction needs.
 
-A fitted ensemble is a fixed set of functions (:mod:`whvi.tabular.draws`). The model file holds
-their draws, so a prediction does not depend on a random number generator.
-
-Far from the training rows these functions agree too much. There the networks are linearised
-(:mod:`whvi.tabular.tangents`) and get a share that grows with their variance.
+A fitted ensemble is a fixed set of functions (:mod:`whvi.tabular.functions`). The model file holds
+their draws, so a prediction does not depend on a random number generator. Far from the training
+rows these functions agree too much; there linearised networks get a share that grows with their
+variance (:mod:`whvi.tabular.extrapolation`).
 """
 
 from __future__ import annotations
@@ -34,10 +33,9 @@ from whvi.likelihoods import (
     StudentT,
 )
 from whvi.predictive import Predictive
-from whvi.tabular.draws import MOST_ROWS, Functions
+from whvi.tabular.functions import MOST_ROWS, Functions, Linearized
 from whvi.tabular.inputs import Embedding, TableSchema
 from whvi.tabular.networks import FEATURES, build_network
-from whvi.tabular.tangents import Linearized
 from whvi.training.process import limited_threads
 
 _LIKELIHOODS: dict[str, Callable[..., Likelihood]] = {

@@ -18,7 +18,7 @@ from whvi.errors import ConfigError, ModelFileError, NumericalError
 from whvi.layers.linear import RandomLinear
 from whvi.layers.structured import StructuredMatrix
 from whvi.likelihoods import BalancedGradients, HeteroscedasticGaussian, Likelihood
-from whvi.tabular.draws import DenseDraws, Draws, Functions, StructuredDraws
+from whvi.tabular.functions import DenseDraws, Draws, Functions, StructuredDraws
 from whvi.tabular.networks import reset_network
 from whvi.tabular.predictor import Architecture
 from whvi.training import FitConfig, fit

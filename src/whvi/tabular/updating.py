@@ -34,9 +34,8 @@ from whvi.linearized.parameters import parameter_space
 from whvi.posteriors import PlanarFlow
 from whvi.predictive import Predictive
 from whvi.sampling import MeanWeights, sampling
-from whvi.tabular.draws import Functions
 from whvi.tabular.extrapolation import NUM_DRAWS, log_odds_of_far, prior_precision, tangents
-from whvi.tabular.tangents import Gate, Linearized
+from whvi.tabular.functions import Functions, Gate, Linearized
 from whvi.tabular.training import Memory, Session, Trained, train_finite
 from whvi.training import FitConfig, fit
 from whvi.training.config import seeded_generator
