@@ -43,7 +43,7 @@ class Displacements(NamedTuple):
     """Draws of a displacement of all parameters, ``(R, P, columns)``, and how many these are."""
 
     by_parameter: Tensor  # zeros fill up the columns
-    count: int
+    num_draws: int
 
     @classmethod
     def of(cls, draws: Tensor) -> Displacements:
@@ -93,8 +93,8 @@ class Network(NamedTuple):
         sizes = (members, draws, x.shape[-1], outputs, len(self.hidden))
         moves = (0, 0, 0, 0)
         if displacements is not None:
-            panel, count = displacements
-            moves = (panel.shape[1], count, panel.shape[2], panel.data_ptr())
+            panel, num_draws = displacements
+            moves = (panel.shape[1], num_draws, panel.shape[2], panel.data_ptr())
         table = array("q", (*sizes, self.weight.data_ptr(), self.bias.data_ptr(), *moves))
         for layer in self.hidden:
             table.extend((*layer.sizes(), *(t.data_ptr() for t in layer[2:])))

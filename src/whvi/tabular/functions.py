@@ -91,7 +91,11 @@ class Functions:
     """The fixed functions of an ensemble: draws of its layers, moved towards their mean."""
 
     def __init__(self, features: str, layers: tuple[Draws, ...], spread: float = 1.0) -> None:
-        self.features, self.layers, self.spread = features, layers, spread
+        self.features, self.spread = features, spread
+        # as a model file has them: values do not depend on where layers come from
+        self.layers: tuple[Draws, ...] = tuple(
+            type(layer)(*(t.contiguous() for t in layer)) for layer in layers
+        )
         last = layers[-1]
         assert isinstance(last, DenseDraws)  # of MeanFieldLinear
         self.shape = tuple(last.weight.shape[:2])  # (R, S)
@@ -211,7 +215,7 @@ class Linearized:
         self.layers: list[Draws] = []
         for layer, tangent in zip(functions.layers, tangents, strict=True):
             name = "g" if isinstance(layer, StructuredDraws) else "weight"
-            self.layers.append(layer._replace(**{name: tangent.mean.unsqueeze(1)}))
+            self.layers.append(layer._replace(**{name: tangent.mean.unsqueeze(1).contiguous()}))
 
     def __call__(self, x: Tensor, num_outputs: int) -> tuple[Tensor, Tensor]:
         """Return ``f (R, N, F)`` and the changes ``(R, S, N, O)`` of its first ``O`` outputs."""
@@ -225,7 +229,7 @@ class Linearized:
         if network is None:
             f, changes = self(x, num_outputs)
             return LinearValues(f, changes.double().square().mean(1), changes[:, :num_kept])
-        num_kept = min(num_kept, self._displacements.count)
+        num_kept = min(num_kept, self._displacements.num_draws)
         f, variance, kept = network.changes(
             x, self._displacements, num_outputs=num_outputs, num_kept=num_kept
         )
