@@ -69,7 +69,7 @@ def test_fit(fit: Callable[[int], int]) -> None:
     work = {code(whvi.fit), code(linearized)}
     making = {code(Architecture.build), code(reset_network)}
     assert len(files := files_entered(lambda: fit(67), work | making)) <= 23, files
-    assert len(files := files_entered(lambda: fit(73), work)) <= 31, files
+    assert len(files := files_entered(lambda: fit(73), work)) <= 32, files
 
 
 def test_predict(fit: Callable[[int], int], tmp_path: Path) -> None:
