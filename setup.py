@@ -33,6 +33,7 @@ kernel = Extension(
             "column",
             "reflections",
             "hartley",
+            "network",
         )
     ],
     define_macros=[("Py_LIMITED_API", "0x030A0000")],

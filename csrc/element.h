@@ -20,6 +20,8 @@
 
 #include "hartley.h"
 
+#include "network.h"
+
 #undef V
 #undef LOAD
 #undef STORE

@@ -48,6 +48,8 @@
    CAT(CAT(column_reduce, type), ISA), CAT(CAT(spread_lanes, type), ISA),               \
    CAT(CAT(levels_task, type), ISA), CAT(CAT(levels_backward_task, type), ISA),         \
    CAT(CAT(levels_scratch, type), ISA), CAT(CAT(hartley_task, type), ISA),              \
+   CAT(CAT(draws_task, type), ISA), CAT(CAT(linear_task, type), ISA),                   \
+   CAT(CAT(draws_scratch, type), ISA), CAT(CAT(linear_scratch, type), ISA),             \
    sizeof(c_type), 32768 / sizeof(c_type), VECTOR_BYTES}
 #define STRING_(x) #x
 #define STRING(x) STRING_(x)

@@ -87,6 +87,30 @@ typedef struct {
   void *y;
 } Hartley;
 
+/* The networks of an ensemble, in the order in which Python writes the table: sizes and addresses. */
+typedef struct {
+  int64_t in_features, out_features, size, blocks, is_sine;
+  int64_t s1, g, s2, bias; /* (R, K D), (R, S, K D), (R, K D), (R, out) */
+} NetworkLayer;
+
+typedef struct {
+  int64_t members, draws, in_features, out_features, num_layers;
+  int64_t weight, bias; /* of the last layer, (R, S, F, in) and (R, F) */
+  int64_t parameters, displacements, columns, moves; /* (R, P, columns); zeros after the displacements */
+  NetworkLayer layers[];
+} Network;
+
+/* What the way back through a linearised network needs of each layer. */
+enum { LAYER_INPUT, LAYER_U, LAYER_T, LAYER_SLOPE, NUM_LAYER_STATES };
+
+/* Rows (N, in), or x_r entries from one member to the next, and what is to be known of them. */
+typedef struct {
+  const Network *network;
+  int64_t rows, x_r, outputs, kept, at_once;
+  const void *x;
+  void *f, *variance, *changes;
+} NetworkRows;
+
 typedef struct {
   void (*rows)(const void *, void *, size_t, size_t, double, void *);
   void (*row_part)(const void *, void *, size_t, size_t, double);
@@ -108,6 +132,10 @@ typedef struct {
   void (*levels_backward_task)(const Levels *, int64_t, void *);
   size_t (*levels_scratch)(const Levels *, int);
   void (*hartley_task)(const Hartley *, int64_t, void *);
+  void (*draws_task)(const NetworkRows *, int64_t, void *);
+  void (*linear_task)(const NetworkRows *, int64_t, void *);
+  size_t (*draws_scratch)(const NetworkRows *);
+  size_t (*linear_scratch)(const NetworkRows *);
   size_t element_bytes, leaf, vector_bytes;
 } Routines;
 
@@ -692,6 +720,47 @@ static PyObject *py_hartley(PyObject *self, PyObject *const *args, Py_ssize_t co
   return finish(status);
 }
 
+#define NETWORK_ROWS 24 /* of a task, divided by the outputs that are differentiated */
+
+typedef struct {
+  const NetworkRows *rows;
+  void (*task)(const NetworkRows *, int64_t, void *);
+} NetworkTeam;
+
+static void network_task(void *context, int64_t task, void *scratch) {
+  const NetworkTeam *team = context;
+  team->task(team->rows, task, scratch);
+}
+
+/* element_bytes, threads, address of the table, rows, entries of x from one member to the next, x, f, and
+ * for linearised networks the outputs to differentiate, how many changes to keep, variance, changes or 0 */
+static PyObject *run_network(PyObject *const *args, Py_ssize_t count, int is_linear) {
+  int64_t v[11] = {0};
+  if (read_integers(args, count, is_linear ? 11 : 7, v)) return NULL;
+  NetworkRows w = {.network = POINTER(v[2]), .rows = v[3], .x_r = v[4], .x = POINTER(v[5]), .f = POINTER(v[6]),
+                   .outputs = v[7], .kept = v[8], .variance = POINTER(v[9]), .changes = POINTER(v[10])};
+  const Routines *f = routines(v[0]);
+  w.at_once = w.outputs < 2 ? NETWORK_ROWS : w.outputs < NETWORK_ROWS ? NETWORK_ROWS / w.outputs : 1;
+  const int64_t tasks = w.network->members * ((w.rows + w.at_once - 1) / w.at_once);
+  const NetworkTeam team = {&w, is_linear ? f->linear_task : f->draws_task};
+  const size_t scratch = is_linear ? f->linear_scratch(&w) : f->draws_scratch(&w);
+  int status;
+  Py_BEGIN_ALLOW_THREADS;
+  status = run_tasks(network_task, (void *)&team, tasks, scratch * f->element_bytes, v[1]);
+  Py_END_ALLOW_THREADS;
+  return finish(status);
+}
+
+static PyObject *py_network_draws(PyObject *self, PyObject *const *args, Py_ssize_t count) {
+  (void)self;
+  return run_network(args, count, 0);
+}
+
+static PyObject *py_network_changes(PyObject *self, PyObject *const *args, Py_ssize_t count) {
+  (void)self;
+  return run_network(args, count, 1);
+}
+
 typedef struct {
   const Routines *f;
   uint64_t seed, first;
@@ -787,6 +856,8 @@ static PyMethodDef methods[] = {
     {"butterfly_forward", FAST(py_butterfly_forward), METH_FASTCALL, NULL},
     {"butterfly_backward", FAST(py_butterfly_backward), METH_FASTCALL, NULL},
     {"hartley", FAST(py_hartley), METH_FASTCALL, NULL},
+    {"network_draws", FAST(py_network_draws), METH_FASTCALL, NULL},
+    {"network_changes", FAST(py_network_changes), METH_FASTCALL, NULL},
     {"normals", FAST(py_normals), METH_FASTCALL, NULL},
     {"words", FAST(py_words), METH_FASTCALL, NULL},
     {"instruction_set", py_instruction_set, METH_NOARGS, NULL},

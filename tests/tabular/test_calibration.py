@@ -5,7 +5,8 @@ import pytest
 import torch
 
 from whvi.tabular.calibration import CountUnit, _mean, calibrate, count_mnll
-from whvi.tabular.predictor import Architecture, Functions, Predictor
+from whvi.tabular.functions import Functions
+from whvi.tabular.predictor import Architecture, Predictor
 from whvi.tabular.training import Folds, Trained, common_fold
 from whvi.training.history import History
 

@@ -14,7 +14,7 @@ from whvi.linearized.parameters import parameter_space
 from whvi.sampling import MeanWeights, sampling
 from whvi.tabular import extrapolation
 from whvi.tabular.extrapolation import _best_factor, _Member, _Slab
-from whvi.tabular.predictor import Gate
+from whvi.tabular.functions import Gate, Linearized
 
 
 def table(num_rows: int = 60, num_columns: int = 3, seed: int = 0):
@@ -233,10 +233,10 @@ def test_rates_far_away_are_known_to_a_factor_of_e():
     model = WHVIRegressor((8,), likelihood="poisson", n_members=2, max_iter=30, random_state=0)
     model.fit(X, rng.poisson(np.exp(X[:, 0])).astype(float))
     predictor = model._predictor
-    x = torch.full((1, 2), 3.0)
-    f, changes = predictor.linearized(x, 1)
-    wide = predictor.linearized.gate._replace(factor=1e4)
-    far, _ = predictor._far(wide, f.double(), changes.double())
+    x, known = torch.full((1, 2), 3.0), predictor.linearized
+    f, _ = known(x, 1)
+    wide = Linearized(known.functions, known.tangents, known.gate._replace(factor=1e4))
+    far, _ = predictor._far(wide, x, torch.ones(1, 1))
     log_rates = far.component_means().log().unflatten(0, (2, -1)).squeeze(-1)
     distance = log_rates - f.double().squeeze(-1)
     assert 0.5 < float(distance.std()) < 1.3

@@ -15,8 +15,8 @@ from whvi.linearized.jacobians import jacobian
 from whvi.linearized.parameters import parameter_space
 from whvi.priors import FixedPrior
 from whvi.tabular.extrapolation import prior_precision
+from whvi.tabular.functions import Gate
 from whvi.tabular.memory import Memory
-from whvi.tabular.predictor import Gate
 from whvi.tabular.training import Folds, Session, Trained
 from whvi.tabular.updating import (
     Anchor,

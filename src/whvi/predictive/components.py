@@ -224,7 +224,15 @@ def joined(parts: Sequence[Components]) -> Components:
         else (*part.parameters, torch.zeros_like(part.parameters[0]))
         for part in parts
     ]
-    return type(parts[0])(*(torch.cat(column) for column in zip(*filled, strict=True)))
+    return type(parts[0])(*(side_by_side(column) for column in zip(*filled, strict=True)))
+
+
+def side_by_side(parts: Sequence[Tensor]) -> Tensor:
+    """Join tensors along their first axis, with its entries side by side in memory.
+
+    Sums over the components of a row then have one order, whatever other rows there are.
+    """
+    return torch.cat([part.movedim(0, -1) for part in parts], dim=-1).movedim(-1, 0)
 
 
 # Checks --------------------------------------------------------------------------------------

@@ -32,6 +32,7 @@ from whvi.predictive.components import (
     holds,
     joined,
     root,
+    side_by_side,
     smallest_integer,
     wide,
 )
@@ -188,7 +189,7 @@ class Predictive:
         if not holds((least >= 0) & torch.isclose(total, torch.ones_like(total))):
             raise ConfigError("weights of a mixture must be positive and sum to 1 in every row")
         each = [share * p._weights() for share, p in zip(shares, parts, strict=True)]
-        return Predictive(joined([p._components for p in parts]), weights=torch.cat(each))
+        return Predictive(joined([p._components for p in parts]), weights=side_by_side(each))
 
     def _weights(self) -> Tensor:
         """Return the weights ``(*batch_shape, S, N)``, written out if they are equal."""
@@ -379,8 +380,7 @@ class Predictive:
         return (weights * values).sum(self._axis)
 
     def _between(self) -> Tensor:
-        means = self._components.mean()
-        return self._average((means - self.mean.unsqueeze(self._axis)).square())
+        return self._average((self._components.mean() - self.mean.unsqueeze(self._axis)).square())
 
     def _density_at(self, x: Tensor) -> Tensor:
         return self._average(self._components.log_prob(x.unsqueeze(self._axis)).exp())

@@ -27,6 +27,7 @@ from whvi.tabular.arrays import Rows, as_table, plain, row_weights
 from whvi.tabular.calibration import Candidate, CountUnit, Trials, choose
 from whvi.tabular.conformal import ConformalModel, from_tensors, set_apart, to_tensors
 from whvi.tabular.extrapolation import linearized
+from whvi.tabular.functions import Linearized
 from whvi.tabular.incremental import IncrementalModel
 from whvi.tabular.inputs import TableSchema
 from whvi.tabular.memory import Memory
@@ -37,7 +38,7 @@ from whvi.tabular.modelfile import (
     load_tensors,
     predictor_of,
 )
-from whvi.tabular.predictor import Linearized, Predictor
+from whvi.tabular.predictor import Predictor
 from whvi.tabular.scaling import Targets, learn_effects, learn_embedding
 from whvi.tabular.training import FEW_ROWS, Plan, Session, Trained, plan_for
 from whvi.training.history import History, StepRecord

@@ -35,7 +35,7 @@ from whvi.linearized.jacobians import jacobian
 from whvi.linearized.parameters import ParameterSpace, parameter_space
 from whvi.linearized.statistics import Statistics
 from whvi.linearized.triangular import cholesky
-from whvi.tabular.predictor import Functions, Gate, Linearized, Tangent
+from whvi.tabular.functions import Functions, Gate, Linearized, Tangent
 from whvi.tabular.training import Trained
 from whvi.training.config import seeded_generator
 

@@ -18,9 +18,10 @@ from whvi.errors import ConfigError, DataError
 from whvi.tabular.arrays import Rows
 from whvi.tabular.calibration import PSEUDO_ROWS, calibrate
 from whvi.tabular.extrapolation import linearized
+from whvi.tabular.functions import Functions, Linearized
 from whvi.tabular.inputs import TableSchema
 from whvi.tabular.memory import Memory
-from whvi.tabular.predictor import Functions, Linearized, Predictor
+from whvi.tabular.predictor import Predictor
 from whvi.tabular.scaling import learn_effects
 from whvi.tabular.training import (
     FEW_ROWS,

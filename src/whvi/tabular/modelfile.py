@@ -33,18 +33,17 @@ from whvi._files import (
     unseal,
 )
 from whvi.errors import ModelFileError, WhviError
-from whvi.tabular.inputs import Embedding, TableSchema
-from whvi.tabular.predictor import (
-    Architecture,
+from whvi.tabular.functions import (
     DenseDraws,
     Draws,
     Functions,
     Gate,
     Linearized,
-    Predictor,
     StructuredDraws,
     Tangent,
 )
+from whvi.tabular.inputs import Embedding, TableSchema
+from whvi.tabular.predictor import Architecture, Predictor
 
 FORMAT_NAME = "whvi-model"
 FORMAT_VERSION = 7

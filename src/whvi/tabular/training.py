@@ -15,14 +15,9 @@ from whvi.errors import ConfigError, NumericalError
 from whvi.layers.linear import RandomLinear
 from whvi.layers.structured import StructuredMatrix
 from whvi.likelihoods import BalancedGradients, HeteroscedasticGaussian, Likelihood
+from whvi.tabular.functions import DenseDraws, Draws, Functions, StructuredDraws
 from whvi.tabular.networks import reset_network
-from whvi.tabular.predictor import (
-    Architecture,
-    DenseDraws,
-    Draws,
-    Functions,
-    StructuredDraws,
-)
+from whvi.tabular.predictor import Architecture
 from whvi.training import FitConfig, fit
 from whvi.training.batches import Batch, WeightedBatch
 from whvi.training.config import seeded_generator
