@@ -221,6 +221,7 @@ def model_card(model: Any) -> list[tuple[str, str]]:
     card.append(("far from the training rows", how))
     for candidate in model.candidates_ if len(model.candidates_) > 1 else []:
         inputs = " and bins" if candidate["bins"] else ""
+        inputs += ", rough functions" if candidate["features"] == "laplace" else ""
         name = f"tried: {candidate['likelihood']}{inputs}, {number(candidate['steps'])} steps"
         card.append((name, nats(candidate["validation_mnll"])))
     if model.validation_:

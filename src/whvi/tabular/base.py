@@ -54,7 +54,7 @@ _TRAINING = {  # in a model file
         "beta": float,
         **_SCORE,
     },
-    "candidates": [{"likelihood": str, "bins": bool, "steps": int, **_SCORE}],
+    "candidates": [{"likelihood": str, "bins": bool, "features": str, "steps": int, **_SCORE}],
     "noise_factor": float,
     "notes": [str],
     "validation": [

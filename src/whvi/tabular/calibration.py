@@ -228,6 +228,7 @@ def count_mnll(
 _ASKED_FOR = ("student_t", "poisson")
 _GO_ON = ("heteroscedastic", "student_t")  # whose functions are those of the noise before
 _LEAST_GAIN = {"gaussian": 0.05, "heteroscedastic": 0.05, "student_t": 0.01, "poisson": 0.01}
+_ROUGH_GAIN = 0.02
 """Nats per held-out row by which a later candidate must win: bins and a second head have a cost."""
 
 
@@ -236,6 +237,7 @@ class Candidate(NamedTuple):
 
     mnll: float  # of held-out rows
     embedding: Embedding
+    plan: Plan
     trained: Trained
     functions: Functions
     noise_factor: float
@@ -275,14 +277,14 @@ class Trials:
         self,
         embedding: Embedding,
         likelihood: str,
+        plan: Plan,
         *,
         short: bool = False,
         start: Trained | None = None,
     ) -> Candidate:
         """Train one candidate, shortly or in full, or from ``start`` on with other noise."""
         begun, binned = time.perf_counter(), len(embedding.column) > 0
-        plan = self.plan.with_bins() if binned else self.plan
-        plan = plan.short() if short else plan
+        full, plan = plan, plan.short() if short else plan
         plan = plan if start is None else plan.going_on()
         y = self.targets.get(likelihood, self.targets[""])
         x = embedding(self.encoded, y.device).x
@@ -295,7 +297,8 @@ class Trials:
             likelihood=likelihood,
             num_outputs=self.num_outputs,
         )
-        name = likelihood + "-bins" * binned + "-trial" * short
+        rough = plan.features == "laplace"
+        name = likelihood + "-bins" * binned + "-rough" * rough + "-trial" * short
         session = Session(self.session.checkpoint) if short else self.session
         trained = train_ensemble(
             architecture, x, y, plan,
@@ -311,42 +314,54 @@ class Trials:
             {
                 "likelihood": likelihood,
                 "bins": binned,
+                "features": plan.features,
                 "steps": trained.history.step[-1],
                 "validation_mnll": mnll if math.isfinite(mnll) else None,
                 "seconds": time.perf_counter() - begun,
             }
         )
-        return Candidate(mnll, embedding, trained, functions, factor, x)
+        return Candidate(mnll, embedding, full, trained, functions, factor, x)
 
 
 def choose(trials: Trials, likelihoods: Sequence[str]) -> Candidate:
     """Return the candidate that held-out rows speak for.
 
-    Bins are trained in full, after networks without them, if a short run under the first likelihood
-    speaks for them: it does not miss that they help, but often takes to them where functions are
-    smooth, which takes longer to learn. Then come the noise that depends on the inputs, and noise
-    that targets ask for if a short run speaks for it; both go on from the best networks so far.
+    Networks with bins, and on many rows those for rough functions, are trained in full after the
+    plain ones if a short run under the first likelihood speaks for them: it does not miss that they
+    help, but often takes to them where functions are smooth, which takes longer to learn. Then come
+    the noise that depends on the inputs, and noise that targets ask for if a short run speaks for
+    it; both go on from the best networks so far.
     """
     first, plan = likelihoods[0], trials.plan
-    kept, score = trials.embeddings, math.nan
-    if plan.validation_fraction and len(kept) > 1:
-        scores = [trials.train(each, first, short=True).mnll for each in kept]
-        score = min(scores)
-        if not scores[1] < scores[0]:
-            kept = kept[:1]
-    best = trials.train(kept[0], first)
-    for embedding in kept[1:]:
-        best = _better(best, trials.train(embedding, first), _LEAST_GAIN.get(first, 0.0))
+    plain, score = trials.embeddings[0], math.nan
+    others: list[tuple[Embedding, Plan]] = []
+    if plan.validation_fraction:
+        others += [(each, plan.with_bins()) for each in trials.embeddings[1:]]
+        rough = plan.for_rough_functions() if first != "labels" else None
+        others += [(plain, rough)] if rough is not None else []
+    if others:
+        score = trials.train(plain, first, plan, short=True).mnll
+        tried = [(trials.train(each, first, p, short=True).mnll, each, p) for each, p in others]
+        others = [(each, p) for mnll, each, p in tried if mnll < score]
+        score = min(score, *(mnll for mnll, _, _ in tried))
+    best = trials.train(plain, first, plan)
+    for embedding, its_plan in others:
+        found = trials.train(embedding, first, its_plan)
+        best = _better(best, found, _gain_of_inputs(first, its_plan))
     for likelihood in likelihoods[1:]:
         if likelihood in _ASKED_FOR:
             if math.isnan(score):
-                score = trials.train(best.embedding, first, short=True).mnll
-            if not trials.train(best.embedding, likelihood, short=True).mnll < score:
+                score = trials.train(best.embedding, first, best.plan, short=True).mnll
+            if not trials.train(best.embedding, likelihood, best.plan, short=True).mnll < score:
                 continue
         start = best.trained if likelihood in _GO_ON else None
-        found = trials.train(best.embedding, likelihood, start=start)
+        found = trials.train(best.embedding, likelihood, best.plan, start=start)
         best = _better(best, found, _LEAST_GAIN[likelihood])
     return best
+
+
+def _gain_of_inputs(likelihood: str, plan: Plan) -> float:
+    return _ROUGH_GAIN if plan.features == "laplace" else _LEAST_GAIN.get(likelihood, 0.0)
 
 
 def _better(best: Candidate, other: Candidate, least_gain: float) -> Candidate:

@@ -46,7 +46,7 @@ from whvi.tabular.inputs import Embedding, TableSchema
 from whvi.tabular.predictor import Architecture, Predictor
 
 FORMAT_NAME = "whvi-model"
-FORMAT_VERSION = 7
+FORMAT_VERSION = 8
 """Raised when names or meanings change; files of other versions are refused."""
 
 _LIES = (KeyError, TypeError, ValueError, AttributeError, IndexError, ArithmeticError, RuntimeError)

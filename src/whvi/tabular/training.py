@@ -50,6 +50,8 @@ class Plan:
         rotate: Whether every member leaves out rows of its own, or all the same.
         bins: Of a column, if held-out rows speak for them; less than 2: none.
         binned: What differs with bins: they make steps, so no waves, and take more of a prior.
+        rough: What differs for rough functions, whose waves have the frequencies of a Laplace
+            kernel; ``None`` where there are too few rows for them.
         trial: What differs in the short runs by which inputs and noise are chosen.
     """
 
@@ -64,11 +66,16 @@ class Plan:
     rotate: bool
     bins: int
     binned: dict[str, Any]
+    rough: dict[str, Any] | None
     trial: dict[str, Any]
 
     def with_bins(self) -> Plan:
         """Return the plan for inputs with bins."""
         return replace(self, **self.binned)
+
+    def for_rough_functions(self) -> Plan | None:
+        """Return the plan for functions that are not smooth, if there is one."""
+        return None if self.rough is None else replace(self, **self.rough)
 
     def short(self) -> Plan:
         """Return the plan of a short run."""
@@ -123,8 +130,9 @@ def plan_for(
     if isinstance(share, bool) or not isinstance(share, int | float) or not 0 <= share < 1:
         raise ConfigError(f"validation_fraction must lie in [0, 1), got {share!r}")
     binned: dict[str, Any] = {"features": "relu"}
-    if beta is None and not few:
-        binned["beta"] = 0.5
+    rough: dict[str, Any] | None = None if few else {"features": "laplace"}
+    if beta is None and rough is not None:
+        binned["beta"], rough["beta"] = 0.5, 0.1
     beta = _default(beta, 0.3 if few else 0.2)
     check_positive("beta", beta)
     most_bins = min(_MOST_INPUTS, _MOST_NUMBERS // num_rows) // num_columns
@@ -145,6 +153,7 @@ def plan_for(
         rotate=few and members > 1,
         bins=min(_MOST_BINS, most_bins) if num_rows >= _FEWEST_FOR_BINS else 0,
         binned=binned,
+        rough=rough,
         trial=trial,
     )
 
@@ -276,7 +285,8 @@ def train_ensemble(
         if architecture.likelihood == "poisson":
             likelihood.set_target_scaling(y.cpu())
         model, likelihood = model.to(x.device), likelihood.to(x.device)
-        reset_network(model, seeded_generator("start", seed))
+        generator = seeded_generator("start", seed)
+        reset_network(model, generator, features=architecture.features)
         if start is not None:
             go_on_from(model, start.model)
             go_on_from(likelihood, start.likelihood)
