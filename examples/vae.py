@@ -41,7 +41,7 @@ side = round(grey.shape[1] ** 0.5)
 generator = torch.Generator().manual_seed(0)
 images = torch.bernoulli(grey, generator=generator)  # black and white, drawn once
 num_held_out = len(images) // 6
-train, test = images[num_held_out:], images[:num_held_out][:500]
+train, test = images[num_held_out:], images[:num_held_out][: 50 if options.quick else 500]
 
 torch.manual_seed(0)
 model = vae((side * side,), hidden, num_latents=20)

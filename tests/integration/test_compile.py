@@ -151,6 +151,7 @@ def test_gradients_of_the_compiled_elbo(kind: type[nn.Module]) -> None:
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.nightly
 def test_inductor_gives_the_same_values() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(WHVILinear(5, 16), nn.ReLU(), WHVILinear(16, 16), MCDropout(0.2))
