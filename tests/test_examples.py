@@ -35,7 +35,9 @@ OF_OTHERS = {  # warnings of packages, not of ours
 }
 
 
-OF_ITS_OWN = (  # with threads, process groups or filters; one to see it run from nothing
+# With threads, process groups or filters of their own; and one to be seen to run from nothing.
+OF_ITS_OWN = (
+    "adapt_transformer",
     "bayesian_optimisation",
     "toy_regression",
     "train_distributed",
