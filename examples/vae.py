@@ -36,12 +36,13 @@ if options.data and idx.exists():
 else:
     grey = torch.from_numpy(load_digits().data).float() / 16
     hidden, steps = (128, 128), 4000
+grey = grey[:600] if options.quick else grey
 side = round(grey.shape[1] ** 0.5)
 
 generator = torch.Generator().manual_seed(0)
 images = torch.bernoulli(grey, generator=generator)  # black and white, drawn once
 num_held_out = len(images) // 6
-train, test = images[num_held_out:], images[:num_held_out][: 50 if options.quick else 500]
+train, test = images[num_held_out:], images[:num_held_out][:500]
 
 torch.manual_seed(0)
 model = vae((side * side,), hidden, num_latents=20)

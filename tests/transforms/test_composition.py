@@ -171,7 +171,14 @@ def test_compiled_without_a_break(shape, dtype):
     assert_close(x.grad, other.grad)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize(
+    "dtype",
+    [
+        torch.float32,
+        *(pytest.param(d, marks=pytest.mark.nightly) for d in (torch.float64, torch.float16)),
+        torch.bfloat16,
+    ],
+)
 def test_compiled_by_inductor(dtype):
     torch._dynamo.reset()
     x = values((4, 64), torch.float64).to(dtype)
