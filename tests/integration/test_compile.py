@@ -83,7 +83,12 @@ def under_all(layer: nn.Module) -> Callable[[Tensor], Tensor]:
     return lambda x: torch.stack([under(layer, sampler)(x) for sampler in SAMPLERS])
 
 
-@pytest.mark.parametrize("name", LAYERS)
+EVERY_DAY = ("whvi", "mean_field", "full", "random_bias", "conv")
+
+
+@pytest.mark.parametrize(
+    "name", [n if n in EVERY_DAY else pytest.param(n, marks=pytest.mark.nightly) for n in LAYERS]
+)
 def test_layers_are_one_graph(name: str) -> None:
     torch.manual_seed(0)
     check(under_all(LAYERS[name]()), rows(name))

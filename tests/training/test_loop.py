@@ -246,7 +246,7 @@ def test_weights_count_rows_several_times():
     """A linear model, whose posterior is known, given weighted rows or the same rows repeated."""
     x, y = tiny_data(60)
     weights = torch.tensor([0.0, 1.0, 5.0]).repeat(20)
-    config = FitConfig(num_steps=1800, batch_size=20, num_draws=4)
+    config = FitConfig(num_steps=2500, batch_size=20, num_draws=4)
 
     def posterior(*data):
         layer, likelihood = TinyMeanField(3, 1), gaussian()
