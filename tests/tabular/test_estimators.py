@@ -53,6 +53,7 @@ def test_pipeline_grid_search_and_clone():
     assert clone(quick_regressor(beta=0.5)).beta == 0.5
 
 
+@pytest.mark.nightly
 def test_two_jobs_find_what_one_finds():
     x, y = np.random.default_rng(0).normal(size=(40, 3)), np.arange(40.0)
     one, two = (
