@@ -34,7 +34,7 @@ LEARNED = {  # checks of what was learned; the others need no training
 
 
 @parametrize_with_checks(
-    [quick_regressor(max_iter=100), quick_classifier(max_iter=100)],
+    [quick_regressor(), quick_classifier()],
     expected_failed_checks=lambda estimator: EXACT_WEIGHTS,
 )
 def test_scikit_learn_accepts_it(estimator, check):
