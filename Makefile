@@ -28,18 +28,18 @@ table1 figure1 figure2 gaps ood tables clinc cifar transforms vae: $(STAMP)
 	$(PY) -m reproduction $@ $(if $(QUICK),--quick) $(ARGS)
 
 test: $(STAMP) browser
-	$(PY) -m pytest -n $(TEST_JOBS)
+	$(PY) -m pytest -n $(TEST_JOBS) --dist worksteal
 
 # packages that layers are used with, at small size; `make test` skips those that are absent
 clients: $(STAMP)
 	$(PY) -m pip install --quiet -c constraints.txt -e ".[clients,dev]"
-	$(PY) -m pytest -n $(TEST_JOBS) tests/clients tests/_kernel/test_triton.py
+	$(PY) -m pytest -n $(TEST_JOBS) --dist worksteal tests/clients tests/_kernel/test_triton.py
 
 check: $(STAMP) browser
 	$(PY) -m ruff format --check .
 	$(PY) -m ruff check .
 	$(PY) -m mypy
-	$(PY) -m pytest -n $(TEST_JOBS) -x
+	$(PY) -m pytest -n $(TEST_JOBS) --dist worksteal -x
 
 format: $(STAMP)
 	$(PY) -m ruff format .
@@ -51,7 +51,7 @@ bench: $(STAMP)
 	$(PY) -m benchmarks $(BENCH_OPTIONS)
 
 nightly: $(STAMP) browser
-	$(PY) -m pytest -n $(TEST_JOBS) -m "nightly or not nightly"
+	$(PY) -m pytest -n $(TEST_JOBS) --dist worksteal -m "nightly or not nightly"
 
 sanitize: $(STAMP)
 	$(PY) tests/sanitize/run.py

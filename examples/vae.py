@@ -36,6 +36,7 @@ if options.data and idx.exists():
 else:
     grey = torch.from_numpy(load_digits().data).float() / 16
     hidden, steps = (128, 128), 4000
+grey = grey[:600] if options.quick else grey
 side = round(grey.shape[1] ** 0.5)
 
 generator = torch.Generator().manual_seed(0)

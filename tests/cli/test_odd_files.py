@@ -16,7 +16,7 @@ ADVICE = "to leave out what cannot be used: "
 TINY = ["--steps", "2", "--members", "1", "--hidden", "4", "-q"]
 SPLITS = [[], [], ["--holdout", ".3"], ["--cv", "2"], ["--task", "classification"]]
 CASES: list[str | int] = [*HAND_MADE, *range(500 - len(HAND_MADE))]
-EVERY_DAY = CASES[::8]  # what the usual suite runs; the others are nightly
+EVERY_DAY = CASES[::16]  # what the usual suite runs; the others are nightly
 
 
 def call(words, capsys):

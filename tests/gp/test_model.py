@@ -242,7 +242,7 @@ def test_minibatches_reach_the_collapsed_solution():
     assert sampled.square().mean().sqrt() < 0.03 + collapsed.square().mean().sqrt()
 
 
-CONFIG = whvi.FitConfig(num_steps=200, batch_size=64, learning_rate=5e-2)
+CONFIG = whvi.FitConfig(num_steps=120, batch_size=64, learning_rate=5e-2)
 
 
 @variants

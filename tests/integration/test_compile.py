@@ -83,7 +83,12 @@ def under_all(layer: nn.Module) -> Callable[[Tensor], Tensor]:
     return lambda x: torch.stack([under(layer, sampler)(x) for sampler in SAMPLERS])
 
 
-@pytest.mark.parametrize("name", LAYERS)
+EVERY_DAY = ("whvi", "mean_field", "full", "random_bias", "conv")
+
+
+@pytest.mark.parametrize(
+    "name", [n if n in EVERY_DAY else pytest.param(n, marks=pytest.mark.nightly) for n in LAYERS]
+)
 def test_layers_are_one_graph(name: str) -> None:
     torch.manual_seed(0)
     check(under_all(LAYERS[name]()), rows(name))
@@ -151,6 +156,7 @@ def test_gradients_of_the_compiled_elbo(kind: type[nn.Module]) -> None:
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.nightly
 def test_inductor_gives_the_same_values() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(WHVILinear(5, 16), nn.ReLU(), WHVILinear(16, 16), MCDropout(0.2))

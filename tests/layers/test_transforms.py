@@ -220,7 +220,13 @@ def test_linearize_takes_it(transform: object) -> None:
     assert posterior.predictive(normal(5, 3)).mean.isfinite().all()
 
 
-@transforms
+@pytest.mark.parametrize(
+    "transform",
+    [
+        t if t in ("hartley", "butterfly-random") else pytest.param(t, marks=pytest.mark.nightly)
+        for t in TRANSFORMS
+    ],
+)
 def test_torch_compile_takes_it_whole(transform: object) -> None:
     model = whvi.mlp(5, (8,), transform=transform, dtype=torch.float64)
     torch.compiler.reset()  # there is a limit to what one process compiles

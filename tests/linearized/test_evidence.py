@@ -111,7 +111,7 @@ def test_of_a_linear_model_it_is_exact(outputs, primal):
 @pytest.mark.parametrize("linear", [False, True])
 def test_the_maximum_is_stationary(linear):
     evidence = evidence_of(*problem(num=60), linear=linear)
-    found = maximise(evidence, precision=None, fit_noise=True, tolerance=1e-11, max_iterations=5000)
+    found = maximise(evidence, precision=None, fit_noise=True, tolerance=1e-9, max_iterations=2000)
     point = torch.cat([found.precision, found.noise.reshape(1)]).log()
     value = evidence(point)
     assert value.log_evidence == float(found.log_evidence)

@@ -75,7 +75,7 @@ def test_uncertainty_is_larger_where_there_are_no_data() -> None:
     )  # fmt: skip
     likelihood = Gaussian(log_noise_variance=-4.0)
     likelihood.set_target_scaling(y)
-    fit(model, likelihood, (x, y), config=FitConfig(num_steps=1500, noise_hold_steps=750, seed=1))
+    fit(model, likelihood, (x, y), config=FitConfig(num_steps=700, noise_hold_steps=350, seed=1))
 
     gap, far = torch.linspace(-0.2, 0.2, 11).unsqueeze(-1), torch.tensor([[-4.6], [4.6]])
     spread = {}

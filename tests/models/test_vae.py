@@ -170,7 +170,7 @@ def test_the_dense_form_of_a_draw_is_the_draw(layer: str) -> None:
 @pytest.mark.parametrize("layer", KINDS)
 def test_fit_raises_the_bound(layer: str, num_importance: int) -> None:
     model, x = small(layer, num_importance=num_importance), binary(4, PIXELS).repeat(500, 1)
-    config = FitConfig(num_steps=200, batch_size=50, learning_rate=0.02, record_every=50)
+    config = FitConfig(num_steps=100, batch_size=50, learning_rate=0.02, record_every=25)
     history = whvi.fit(model, model.bound(), (x, x), config=config, validation=(x[:9], x[:9]))
     elbos = [a - b for a, b in zip(history.expected_log_lik, history.kl, strict=True)]
     assert elbos[-1] > elbos[0] + 50
@@ -222,7 +222,7 @@ def test_convolutions(layer: str, decoder: str) -> None:
     assert model.reconstruct(x).shape == x.shape == (7, 2, 8, 4)
     assert model.encode(x).mean.shape == (7, 3)
     assert model.log_likelihood(x, num_importance=20).shape == (7,)
-    config = FitConfig(num_steps=60, batch_size=7, learning_rate=0.01, record_every=10)
+    config = FitConfig(num_steps=30, batch_size=7, learning_rate=0.01, record_every=10)
     history = whvi.fit(model, model.bound(), (x, x), config=config, validation=(x, x))
     elbos = [a - b for a, b in zip(history.expected_log_lik, history.kl, strict=True)]
     assert elbos[-1] > elbos[0]

@@ -22,7 +22,7 @@ from whvi.sampling import draw_seed
 from whvi.transforms import hadamard_matrix
 
 COUNT = 1 << 21
-SEEDS = [0, 1, 123_456_789, 2**62 + 5]
+SEEDS = [0, *(pytest.param(s, marks=pytest.mark.nightly) for s in (1, 123_456_789)), 2**62 + 5]
 LIMIT = 1e-4
 NIGHTLY_TESTS = [  # dieharder: number, name; each reads the words once
     (0, "birthdays"),

@@ -181,7 +181,8 @@ def test_another_process_predicts_the_same_bits(fitted, tmp_path):
         "import sys, numpy as np; from whvi.tabular.gp import WHVIGPRegressor\n"
         "model, x, y = sys.argv[1:]\n"
         "found = WHVIGPRegressor.load(model).predict(np.load(x))\n"
-        "assert np.array_equal(found, np.load(y))"
+        "assert np.array_equal(found, np.load(y))\n"
+        "assert 'torch._dynamo' not in sys.modules  # a compiler, and seconds to import"
     )
     paths = [tmp_path / name for name in ("model", "x.npy", "y.npy")]
     subprocess.run([sys.executable, "-c", code, *paths], check=True)

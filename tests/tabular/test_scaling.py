@@ -98,7 +98,7 @@ def test_equal_quantiles_make_one_edge():
 def test_steps_have_bins_and_smooth_functions_have_none(rng):
     x = rng.uniform(-1, 1, size=(400, 2))
     steps = np.sign(np.sin(9 * x[:, 0])) + (x[:, 1] > 0.3)
-    options = {"hidden_layer_sizes": (32, 32), "n_members": 4, "max_iter": 1500}
+    options = {"hidden_layer_sizes": (32, 32), "n_members": 4, "max_iter": 600}
     rough = quick_regressor(**options).fit(x, steps)
     assert len(rough._predictor.embedding.column) == 32
     smooth = quick_regressor(**options).fit(x, x[:, 0] - 2 * x[:, 1])
@@ -192,7 +192,7 @@ def test_a_schema_with_effects_is_plain_json_and_lies_are_refused(rng):
 def test_towns_that_matter_are_learned_and_new_ones_are_predicted(make, rng, tmp_path):
     table, town = towns(rng, num_rows=400)
     y = (town % 3).astype(float)
-    model = make(max_iter=600).fit(table, y)
+    model = make(max_iter=300).fit(table, y)
     assert model.score(table, y) > 0.8
     new = table.assign(town="new")
     model.save(tmp_path / "model")
@@ -240,7 +240,7 @@ def test_only_what_the_targets_ask_for_is_tried(draw, tried, rng):
 def test_counts_are_taken_for_counts(rng):
     x = rng.normal(size=(400, 1))
     y = rng.poisson(np.exp(0.5 + 0.8 * x[:, 0]))
-    model = quick_regressor(likelihood="auto", max_iter=600, linearize=False).fit(x, y)
+    model = quick_regressor(likelihood="auto", max_iter=200, linearize=False).fit(x, y)
     assert model.likelihood_ == "poisson"
     assert model.predict_dist(x).discrete
     mean = model.predict(x)
@@ -250,7 +250,7 @@ def test_counts_are_taken_for_counts(rng):
 def test_outliers_are_taken_for_outliers(rng):
     x = rng.normal(size=(400, 1))
     y = x[:, 0] + 0.3 * rng.standard_t(1.2, size=400)
-    model = quick_regressor(likelihood="auto", max_iter=600, linearize=False).fit(x, y)
+    model = quick_regressor(likelihood="auto", max_iter=200, linearize=False).fit(x, y)
     assert model.likelihood_ == "student_t"
 
 
@@ -259,7 +259,7 @@ def test_outliers_are_taken_for_outliers(rng):
 
 def test_a_hole_in_a_complete_column_widens_the_interval(rng):
     x = rng.normal(size=(300, 3))
-    model = quick_regressor(n_members=4, max_iter=800).fit(x, 3 * x[:, 0] + 0.1 * x[:, 1])
+    model = quick_regressor(n_members=4, max_iter=400).fit(x, 3 * x[:, 0] + 0.1 * x[:, 1])
     rows = np.zeros((3, 3))
     rows[0, 0] = rows[1, 2] = np.nan
     mean, std = model.predict(rows, return_std=True)
@@ -287,7 +287,7 @@ def test_a_row_with_holes_changes_no_other_row(rng):
 def test_very_small_tables_beat_the_mean(num_rows, rng):
     x = rng.normal(size=(num_rows + 100, 3))
     y = x[:, 0] - x[:, 1] + 0.1 * rng.normal(size=num_rows + 100)
-    model = quick_regressor(n_members=8, max_iter=1000).fit(x[:num_rows], y[:num_rows])
+    model = quick_regressor(n_members=8, max_iter=400).fit(x[:num_rows], y[:num_rows])
     assert model.score(x[num_rows:], y[num_rows:]) > 0.5
 
 

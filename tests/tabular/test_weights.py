@@ -68,7 +68,7 @@ def test_a_checkpoint_is_of_its_weights(tmp_path):
 @pytest.mark.parametrize("likelihood", ["gaussian", "heteroscedastic"])
 def test_weights_of_three_are_like_rows_three_times(likelihood):
     x, sign, weights = two_minds()
-    options = {"likelihood": likelihood, "max_iter": 400, "n_members": 4}
+    options = {"likelihood": likelihood, "max_iter": 250, "n_members": 4}
     weighted = quick_regressor(**options).fit(x, sign, weights)
     repeated = quick_regressor(**options).fit(x.repeat(weights, axis=0), sign.repeat(weights))
     found = [np.mean(model.predict(x, return_std=True), axis=1) for model in (weighted, repeated)]
@@ -81,14 +81,14 @@ def test_weighted_counts():
     rng = np.random.default_rng(0)
     x = rng.normal(size=(80, 1))
     y = np.tile([2, 10], 40)
-    model = quick_regressor(likelihood="poisson", max_iter=400).fit(x, y, np.tile([3.0, 1.0], 40))
+    model = quick_regressor(likelihood="poisson", max_iter=250).fit(x, y, np.tile([3.0, 1.0], 40))
     assert model.predict(x).mean() == pytest.approx(4, abs=0.6)
 
 
 @pytest.mark.parametrize("by", ["sample_weight", "class_weight", "both"])
 def test_weights_of_labels_are_like_rows_three_times(by):
     x, sign, weights = two_minds()
-    options = {"max_iter": 400, "n_members": 4}
+    options = {"max_iter": 250, "n_members": 4}
     if by == "class_weight":
         model = quick_classifier(class_weight={1.0: 3, -1.0: 1}, **options).fit(x, sign)
     elif by == "sample_weight":
@@ -103,14 +103,14 @@ def test_weights_of_labels_are_like_rows_three_times(by):
 
 def test_balanced_counts_weights():
     x, sign, weights = two_minds()
-    model = quick_classifier(class_weight="balanced", max_iter=400).fit(x, sign, weights)
+    model = quick_classifier(class_weight="balanced", max_iter=250).fit(x, sign, weights)
     assert model.predict_proba(x)[:, 1].mean() == pytest.approx(0.5, abs=0.1)
 
 
 def test_the_scale_of_weights_is_the_number_of_rows():
     """More data make the function more certain."""
     x, y = np.random.default_rng(0).normal(size=(40, 2)), np.arange(40) % 5.0
-    options = {"max_iter": 400, "beta": 1.0, "linearize": False}
+    options = {"max_iter": 250, "beta": 1.0, "linearize": False}
     few, many = (quick_regressor(**options).fit(x, y, np.full(40, w)) for w in (0.5, 50.0))
     assert many.predict_dist(x).epistemic.mean() < 0.7 * few.predict_dist(x).epistemic.mean()
 

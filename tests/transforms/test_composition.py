@@ -19,6 +19,14 @@ SHAPES = [
 ]
 CASES = [(shape, dtype) for shape in SHAPES for dtype in (torch.float32, torch.float64)]
 cases = pytest.mark.parametrize(("shape", "dtype"), CASES, ids=str)
+slow_cases = pytest.mark.parametrize(  # each shape by day in one precision, and nightly in both
+    ("shape", "dtype"),
+    [
+        case if k % 4 in (0, 3) else pytest.param(*case, marks=pytest.mark.nightly)
+        for k, case in enumerate(CASES)
+    ],
+    ids=str,
+)
 needs_operator = pytest.mark.skipif(
     backend.kernel is None, reason=f"the operator stands for the kernel: {backend.reason}"
 )
@@ -143,7 +151,7 @@ def test_parameters_of_a_module_by_functional_call():
 
 
 @needs_operator
-@cases
+@slow_cases
 def test_the_operator_keeps_the_rules_of_operators(shape, dtype):
     if 0 in shape:
         pytest.skip("opcheck compares aliases by address, which empty tensors do not have")
@@ -159,7 +167,7 @@ def test_the_operator_under_vmap():
         assert torch.equal(vmap(lambda t: _operator(t, True), axis)(x), expected)
 
 
-@cases
+@slow_cases
 def test_compiled_without_a_break(shape, dtype):
     torch._dynamo.reset()
     compiled = torch.compile(lambda t: fwht(2 * t).sin(), fullgraph=True, backend="aot_eager")
@@ -171,7 +179,16 @@ def test_compiled_without_a_break(shape, dtype):
     assert_close(x.grad, other.grad)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize(
+    "dtype",
+    [
+        torch.float32,
+        *(
+            pytest.param(d, marks=pytest.mark.nightly)
+            for d in (torch.float64, torch.float16, torch.bfloat16)
+        ),
+    ],
+)
 def test_compiled_by_inductor(dtype):
     torch._dynamo.reset()
     x = values((4, 64), torch.float64).to(dtype)

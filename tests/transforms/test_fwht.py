@@ -399,7 +399,10 @@ def test_the_number_of_threads_changes_no_bit(shape, dtype, set_threads):
 
 
 @dtypes
-@pytest.mark.parametrize("size", [4, 16, 64, 128, 512, 1024, 4096])
+@pytest.mark.parametrize(
+    "size",
+    [4, 128, 4096, *(pytest.param(s, marks=pytest.mark.nightly) for s in (16, 64, 512, 1024))],
+)
 def test_outputs_written_around_the_cache(size, dtype, instruction_set):
     x = rows((26 << 20) // (size * dtype.itemsize), size, dtype=dtype)  # from 24 MiB on
     y = fwht(x)

@@ -168,7 +168,7 @@ class RealLikelihood(Likelihood):
 
     def _parameter(self, value: float) -> nn.Parameter:
         """Make a parameter with the same value for every replica and output."""
-        return nn.Parameter(torch.full_like(self.target_mean, value))
+        return nn.Parameter(self.target_mean.new_full(self.target_mean.shape, value))
 
     def _standardized(self, f: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """Return ``z = (y − target_mean) / target_scale`` in the dtype of ``f``, and the scale."""

@@ -100,6 +100,8 @@ class Posterior(nn.Module, ABC):
         check_positive("scale", scale)
         if not (math.isfinite(mean_std) and mean_std >= 0):
             raise ConfigError(f"mean_std must be a finite number of at least 0, got {mean_std!r}")
+        if self.loc.is_meta:  # nothing to fill, and torch would import its compiler to say so
+            return
         self.loc.normal_(0.0, mean_std, generator=generator)
         self._reset_spread(scale, generator)
 

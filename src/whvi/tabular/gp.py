@@ -23,7 +23,7 @@ from whvi.errors import ConfigError, ModelFileError
 from whvi.gp.features import KERNELS, make_kernel
 from whvi.gp.model import RandomFeatureGP
 from whvi.gp.optimise import CollapsedFit
-from whvi.gp.projections import PROJECTIONS, Projection, draw_frequencies
+from whvi.gp.projections import PROJECTIONS, DenseProjection, Projection, draw_frequencies
 from whvi.predictive import Predictive
 from whvi.tabular.arrays import plain
 from whvi.tabular.modelfile import ModelFile, SavedModel, check_tensors
@@ -67,10 +67,11 @@ class _Structure:
         make us allocate more than the file holds.
         """
         shape = make_kernel(self.kernel).projection_shape(self.in_features, self.num_features)
-        # iid, orthogonal and quasi differ in nothing but how a matrix was drawn
-        dense = self.projection in PROJECTIONS[:3]
         with torch.device("meta"):
-            empty, _ = draw_frequencies("iid" if dense else self.projection, *shape)
+            if self.projection in PROJECTIONS[:3]:  # a matrix, however it was drawn
+                empty: Projection = DenseProjection(torch.empty(shape))
+            else:
+                empty, _ = draw_frequencies(self.projection, *shape)
             projection = empty.to(torch.float32)
             skeleton = self.build(projection)
         check_tensors(skeleton.state_dict(), tensors)

@@ -47,6 +47,7 @@ def test_scores_of_sure_insiders_and_undecided_outsiders() -> None:
     assert scores(torn, sure, torch.zeros(5).long())["auroc"] == 0.0
 
 
+@pytest.mark.nightly
 @pytest.mark.filterwarnings("ignore")  # of transformers, peft and laplace-torch
 def test_a_quick_run_of_every_training(tmp_path: Path) -> None:
     if package := missing_package("lora"):
