@@ -77,6 +77,12 @@ def row_axis(x: Tensor, batch_shape: tuple[int, ...]) -> int:
     return k if x.dim() >= k + 2 and x.shape[:k] == batch_shape else 0
 
 
+def count_rows(x: Inputs, batch_shape: tuple[int, ...]) -> int:
+    """Return ``N``."""
+    first = x if isinstance(x, Tensor) else _tensors(x)[0]
+    return first.shape[row_axis(first, batch_shape)]
+
+
 def local_function_values(
     model: nn.Module,
     x: Inputs,
@@ -239,8 +245,7 @@ def _chunks(x: Inputs, batch_shape: tuple[int, ...], batch_size: int | None) -> 
     if batch_size is None:
         return [x]
     check_positive_int("batch_size", batch_size)
-    first = _tensors(x)[0]
-    num_rows, parts = first.shape[row_axis(first, batch_shape)], []
+    num_rows, parts = count_rows(x, batch_shape), []
     for start in range(0, num_rows, batch_size):
         length = min(batch_size, num_rows - start)
         part = map_tensors(lambda t: t.narrow(row_axis(t, batch_shape), start, length), x)  # noqa: B023 - used at once

@@ -280,8 +280,8 @@ def predict_table(
     *found, far = _moments(predictor, x, level) if classes is None else _class_columns(predictor, x)
     if num_far := int((far > _FAR).sum()):
         options.note(
-            f"{num_far} of {len(far)} rows are far from all training rows (first: row "
-            f"{int((far > _FAR).argmax())}, counted from 0): the model knows little there"
+            f"{num_far} of {len(far)} rows are far from all training rows (first: "
+            f"{place(x.iloc[:, 0], int((far > _FAR).argmax()))}): the model knows little there"
         )
     if not all(np.isfinite(each).all() for each in found[classes is not None :]):
         raise DataError("the model predicts values that are not finite; it is not usable")

@@ -57,9 +57,7 @@ class GridMatrix(RandomMatrix):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__()
-        check_positive_int("in_features", in_features)
-        check_positive_int("out_features", out_features)
+        super().__init__(in_features, out_features, batch_shape, dtype)
         check_positive_int("num_blocks", num_blocks)
         if num_blocks > in_features:
             raise ConfigError(
@@ -67,14 +65,12 @@ class GridMatrix(RandomMatrix):
                 f"got {num_blocks}"
             )
         width = -(-in_features // num_blocks)
-        self.batch_shape = tuple(batch_shape)
         self.mixing = make_mixing(
             transform, width, batch_shape=self.batch_shape, device=device, dtype=dtype
         )
         size = self.mixing.size
         self.plan = BlockPlan(width, out_features, size, -(-out_features // size), False)
         self.num_slices = -(-in_features // width)
-        self.in_features, self.out_features = in_features, out_features
         shape = (*self.batch_shape, self.num_slices * self.plan.vector_size)
         self.s1 = nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
         self.s2 = nn.Parameter(torch.empty(shape, device=device, dtype=dtype))

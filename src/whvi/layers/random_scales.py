@@ -61,9 +61,7 @@ class RandomScalesMatrix(RandomMatrix):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__()
-        self.in_features, self.out_features = in_features, out_features
-        self.batch_shape = tuple(batch_shape)
+        super().__init__(in_features, out_features, batch_shape, dtype)
         self.plan, self.mixing = plan_blocks(
             in_features, out_features, transform, self.batch_shape, device=device, dtype=dtype
         )

@@ -14,6 +14,7 @@ from whvi.predictive import Predictive
 from whvi.report import explanations, pictures, words
 from whvi.report.scores import SCORE_NAMES, label_numbers, score_labels, score_regression
 from whvi.report.words import count, level, listed, number, share
+from whvi.tabular.inputs import place
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -54,7 +55,7 @@ def build_report(
     return render(
         title=f"How well is {model.target_name_} predicted?",
         source=f"{source}: {count(len(x), 'row')}, {count(len(columns), 'column')}",
-        warnings=[*data_warnings(model.schema_, x), *far_warnings(far)],
+        warnings=[*data_warnings(model.schema_, x), *far_warnings(far, x)],
         importance=importance,
         effects=pictures.effect_pictures(model, x, names),
         rows=explanations.row_tables(model, x, predictive, values, true),
@@ -175,15 +176,16 @@ def data_warnings(schema: Any, x: pd.DataFrame) -> list[str]:
     return warnings
 
 
-def far_warnings(far: np.ndarray) -> list[str]:
+def far_warnings(far: np.ndarray, x: pd.DataFrame) -> list[str]:
     """Name the rows that are far from all training rows, the farthest first."""
     rows = [int(row) for row in np.argsort(-far, kind="stable") if far[row] > 0.5]
     if not rows:
         return []
+    named = listed([place(x.iloc[:, 0], row) for row in rows])
     return [
         f"{count(len(rows), 'row')} of {len(far):,} "
         f"{'is' if len(rows) == 1 else 'are'} far from all rows in training, and the model knows "
-        f"little there (counted from 0, the farthest first): {listed([str(row) for row in rows])}."
+        f"little there (the farthest first): {named}."
     ]
 
 
