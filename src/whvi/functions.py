@@ -11,7 +11,8 @@ Inputs are a tensor, a tuple for ``model(*x)`` or a mapping for ``model(**x)``, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -154,6 +155,18 @@ def mean_function(model: nn.Module, x: Inputs, *, batch_size: int | None = None)
     with sampling(MeanWeights()):
         parts = [call(model, _with_replicas(chunk, batch_shape)) for chunk in chunks]
     return torch.cat(parts, dim=len(batch_shape))
+
+
+@contextlib.contextmanager
+def in_mode(model: nn.Module, *, training: bool) -> Iterator[None]:
+    """Put ordinary modules (dropout, batch norm) in a mode, and each back afterwards."""
+    former = [(module, module.training) for module in model.modules()]
+    model.train(training)
+    try:
+        yield
+    finally:
+        for module, mode in former:
+            module.training = mode
 
 
 def call(model: nn.Module, x: Inputs) -> Tensor:

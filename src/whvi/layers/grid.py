@@ -11,7 +11,6 @@ none: ``192 = 3 · 64``. The vectors of all blocks lie one after the other, slic
 
 from __future__ import annotations
 
-import math
 from typing import final
 
 import torch
@@ -26,7 +25,7 @@ from whvi.errors import ConfigError
 from whvi.functional import dense_matrix
 from whvi.layers.matrix import OutputMoments, RandomMatrix, WeightMoments
 from whvi.layers.mixed import drawn_entries, mixing_variance
-from whvi.layers.structured import POSTERIOR_SCALE, check_num_weights, moments_of, reset_vectors
+from whvi.layers.structured import check_num_weights, moments_of, reset_structured
 from whvi.posteriors import DiagonalGaussian, PosteriorFactory, make_posterior
 from whvi.priors import Prior, PriorFactory, make_prior
 from whvi.sampling import LocalReparameterization, Sampler, insert_inner_axes
@@ -82,10 +81,7 @@ class GridMatrix(RandomMatrix):
     @torch.no_grad()
     def reset_parameters(self, *, generator: torch.Generator | None = None) -> None:
         """Start with ``var(W) = 2 / in_features``, as a :class:`StructuredMatrix` does."""
-        reset_vectors(self.s1, self.s2, generator)
-        mean_std = math.sqrt(2 * self.plan.block_size / self.in_features)
-        self.posterior.reset(mean_std, POSTERIOR_SCALE, generator=generator)
-        self.mixing.reset_parameters(generator=generator)
+        reset_structured(self, generator)
 
     def multiply(self, x: Tensor, bias: Tensor | None, sampler: Sampler) -> Tensor:
         """See :meth:`RandomMatrix.multiply`: slices are replicas of one product, and add up."""

@@ -13,8 +13,9 @@ from whvi.errors import ConfigError
 from whvi.predictive import Predictive
 from whvi.report import explanations, pictures, words
 from whvi.report.scores import SCORE_NAMES, label_numbers, score_labels, score_regression
-from whvi.report.words import count, level, listed, number, share
+from whvi.report.words import count, level, number, share
 from whvi.tabular.inputs import place
+from whvi.tabular.reading import listed
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -158,7 +159,7 @@ def data_warnings(schema: Any, x: pd.DataFrame) -> list[str]:
     """Name the columns with categories or ranges that training did not have."""
     warnings = [
         f"Column {name!r} has categories that training did not have: "
-        f"{listed([str(value) for value in values])}. The model treats them as unknown."
+        f"{listed(values)}. The model treats them as unknown."
         for name, values in schema.unseen(x).items()
         if len(values)
     ]
