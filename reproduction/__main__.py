@@ -7,7 +7,7 @@ import contextlib
 import sys
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from reproduction.cifar import reproduce_cifar
 from reproduction.cifar.methods import METHODS as CIFAR_METHODS
@@ -52,11 +52,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     options = _parser().parse_args(arguments)
     try:
-        code: int = options.run(options)
+        found = EXPERIMENTS[options.name].run(options)
     except (WhviError, OSError) as error:
         print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
-    return code
+    if isinstance(found, int):
+        return found
+    print(*found, sep="\n")
+    return 0
 
 
 class _Parser(argparse.ArgumentParser):
@@ -66,202 +69,92 @@ class _Parser(argparse.ArgumentParser):
         self.exit(2, f"error: {message}; see {self.prog} --help\n")
 
 
+Option = tuple[str, dict[str, Any]]
+
+
+class Experiment(NamedTuple):
+    """A word of the command line.
+
+    Attributes:
+        help: What is compared.
+        quick: What ``--quick`` leaves.
+        run: Gets the options; returns the files to name, or an exit code.
+        methods, data: Of its grid; no methods: there is none. No data: any name.
+        kind: Of the data that a folder has to hold, if it needs some.
+        more: Options of its own.
+    """
+
+    help: str
+    quick: str
+    run: Callable[[argparse.Namespace], Sequence[Path] | int]
+    methods: Collection[str] = ()
+    data: Collection[str] | None = None
+    kind: str = ""
+    more: tuple[Option, ...] = ()
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(prog="python -m reproduction", description="The paper's experiments.")
-    experiments = parser.add_subparsers(required=True, metavar="experiment")
-    _add_table1(experiments.add_parser("table1", help="regression on the UCI sets"))
-    _add_figure1(experiments.add_parser("figure1", help="covariances of g and of vec(W)"))
-    _add_figure2(experiments.add_parser("figure2", help="Gaussian processes against parameters"))
-    _add_deep_gp(experiments.add_parser("deep_gp", help="deep against single-layer processes"))
-    _add_gaps(experiments.add_parser("gaps", help="between and beyond the data, UCI gap splits"))
-    _add_ood(experiments.add_parser("ood", help="Fashion-MNIST against MNIST"))
-    _add_tables(experiments.add_parser("tables", help="mixed tables, beside trees and networks"))
-    _add_clinc(experiments.add_parser("clinc", help="adapters on a sentence encoder, CLINC150"))
-    _add_cifar(experiments.add_parser("cifar", help="adapters on a ResNet, CIFAR-10 as JPEG"))
-    _add_transforms(experiments.add_parser("transforms", help="which transform to choose"))
-    _add_vae(experiments.add_parser("vae", help="autoencoders with random weights"))
-    _add_demo(experiments.add_parser("demo", help="the main job on simulated data"))
+    experiments = parser.add_subparsers(required=True, metavar="experiment", dest="name")
+    for name, experiment in EXPERIMENTS.items():
+        own = experiments.add_parser(name, help=experiment.help)
+        own.add_argument("--quick", action="store_true", help=experiment.quick)
+        own.add_argument("-o", "--output", metavar="FOLDER", help="where the results go")
+        if experiment.methods:
+            _add_grid(own, methods=experiment.methods, data=experiment.data)
+        if experiment.kind:
+            _add_data_dir(own, experiment.kind)
+        for option, about in experiment.more:
+            own.add_argument(option, **about)
     return parser
 
 
-# One function per experiment: its options, and how it runs
+# How experiments run
 
 
-def _add_table1(parser: argparse.ArgumentParser) -> None:
-    _add_common(parser, quick="two splits of the four small sets, few steps")
-    _add_grid(parser, methods=ROWS, data=DATASETS)
-    _add_data_dir(parser)
-    add = parser.add_argument
-    add("--splits", type=_splits, metavar="LIST", help="such as 0-4,7; by default all")
-    add("--protocol", choices=PROTOCOLS, default="literature", help="whose 90/10 splits")
-    add("--scores", metavar="FILE", help="choices.jsonl of an earlier grid, to keep its scores")
-    add("--check", action="store_true", help="rerun split 0 of the WHVI rows and compare")
+def _report(
+    reproduce: Callable[..., Path], *passed: str
+) -> Callable[[argparse.Namespace], Sequence[Path]]:
+    """Run an experiment that writes a page; ``passed``: its options besides those of all."""
 
-    def run(options: argparse.Namespace) -> int:
-        name = "table1" if options.protocol == "literature" else f"table1-{options.protocol}"
-        if options.check:
-            found = rerun(_options(options, name), data_dir=options.data_dir)
-            print(comparison_table(found))
-            return 0 if all(each.agrees for each in found) else 1
-        folder = reproduce_table1(
-            _options(options, name),
-            splits=options.splits,
-            data_dir=options.data_dir,
-            protocol=options.protocol,
-            scores=options.scores,
-        )
-        return _done(folder / "README.md")
+    def run(options: argparse.Namespace) -> Sequence[Path]:
+        more = {name: getattr(options, name) for name in passed}
+        return [reproduce(_options(options), **more) / "README.md"]
 
-    parser.set_defaults(run=run)
+    return run
 
 
-def _add_figure1(parser: argparse.ArgumentParser) -> None:
-    _add_common(parser, quick="a few steps")
-    parser.add_argument("--seed", type=_natural, default=0, help="of data and training")
-
-    def run(options: argparse.Namespace) -> int:
-        folder = _folder(options, "figure1")
-        return _done(*reproduce_figure1(folder, seed=options.seed, quick=options.quick).files)
-
-    parser.set_defaults(run=run)
-
-
-def _add_figure2(parser: argparse.ArgumentParser) -> None:
-    _add_common(parser, quick="two sizes, one seed, little training")
-    _add_grid(parser, methods=cells.METHODS, data=cells.DATASETS)
-
-    def run(options: argparse.Namespace) -> int:
-        return _done(reproduce_figure2(_options(options, "figure2")) / "README.md")
-
-    parser.set_defaults(run=run)
+def _table1(options: argparse.Namespace) -> Sequence[Path] | int:
+    if options.protocol != "literature":
+        options.name += f"-{options.protocol}"
+    if options.check:
+        found = rerun(_options(options), data_dir=options.data_dir)
+        print(comparison_table(found))
+        return 0 if all(each.agrees for each in found) else 1
+    passed = ("splits", "data_dir", "protocol", "scores")
+    return _report(reproduce_table1, *passed)(options)
 
 
-def _add_deep_gp(parser: argparse.ArgumentParser) -> None:
-    _add_common(parser, quick="a few steps, simulator only")
-    _add_data_dir(parser)
-
-    def run(options: argparse.Namespace) -> int:
-        folder = _folder(options, "deep_gp")
-        reproduce_deep_gp(folder, data_dir=options.data_dir, quick=options.quick)
-        return _done(folder / "summary.json")
-
-    parser.set_defaults(run=run)
+def _figure1(options: argparse.Namespace) -> Sequence[Path]:
+    return reproduce_figure1(_folder(options), seed=options.seed, quick=options.quick).files
 
 
-def _add_gaps(parser: argparse.ArgumentParser) -> None:
-    _add_common(parser, quick="two columns of energy and yacht, few steps")
-    _add_grid(parser, methods=GAP_METHODS, data=DATASETS)
-    _add_data_dir(parser)
-    add = parser.add_argument
-    add("--splits", type=_splits, metavar="LIST", help="columns or splits such as 0-4,7")
-    add("--parts", nargs="+", choices=PARTS, default=PARTS, metavar="NAME",
-        help=f"of {', '.join(PARTS)}")  # fmt: skip
-
-    def run(options: argparse.Namespace) -> int:
-        folder = reproduce_gaps(
-            _options(options, "gaps"),
-            parts=options.parts,
-            splits=options.splits,
-            data_dir=options.data_dir,
-        )
-        return _done(folder / "README.md")
-
-    parser.set_defaults(run=run)
+def _deep_gp(options: argparse.Namespace) -> Sequence[Path]:
+    folder = _folder(options)
+    return [
+        reproduce_deep_gp(folder, data_dir=options.data_dir, quick=options.quick) / "summary.json"
+    ]
 
 
-def _add_plain(
-    parser: argparse.ArgumentParser,
-    name: str,
-    reproduce: Callable[..., Path],
-    *,
-    quick: str,
-    grid: tuple[Collection[str], Collection[str]],
-    kind: str,
-) -> None:
-    """Add an experiment without options of its own; ``grid`` has its methods and data."""
-    _add_common(parser, quick=quick)
-    _add_grid(parser, methods=grid[0], data=grid[1])
-    _add_data_dir(parser, kind=kind)
-
-    def run(options: argparse.Namespace) -> int:
-        folder = reproduce(_options(options, name), data_dir=options.data_dir)
-        return _done(folder / "README.md")
-
-    parser.set_defaults(run=run)
-
-
-def _add_ood(parser: argparse.ArgumentParser) -> None:
-    grid, quick = (IMAGE_METHODS, (IMAGES,)), "one seed, a few images, one epoch"
-    _add_plain(parser, "ood", reproduce_ood, quick=quick, grid=grid, kind="images")
-
-
-def _add_clinc(parser: argparse.ArgumentParser) -> None:
-    grid, quick = (CLINC_RUN, (CLINC,)), "a few queries, one epoch"
-    _add_plain(parser, "clinc", reproduce_clinc, quick=quick, grid=grid, kind="text")
-
-
-def _add_cifar(parser: argparse.ArgumentParser) -> None:
-    grid, quick = (CIFAR_METHODS, (CIFAR,)), "a few images, one epoch"
-    _add_plain(parser, "cifar", reproduce_cifar, quick=quick, grid=grid, kind="images")
-
-
-def _add_vae(parser: argparse.ArgumentParser) -> None:
-    grid, quick = (VAE_METHODS, VAE_DATA), "one seed, a few images, one epoch"
-    _add_plain(parser, "vae", reproduce_vae, quick=quick, grid=grid, kind="images")
-
-
-def _add_tables(parser: argparse.ArgumentParser) -> None:
-    _add_common(parser, quick="one fold of four tables, 300 rows, little training")
-    _add_grid(parser, methods=TABLE_METHODS, data=None)
-    _add_data_dir(parser, kind="tables")
-    parser.add_argument(
-        "--folds", type=_folds, metavar="LIST", help=f"such as 0 or 0-2; of {NUM_FOLDS}, all"
-    )
-
-    def run(options: argparse.Namespace) -> int:
-        folder = reproduce_tables(
-            _options(options, "tables"), folds=options.folds, data_dir=options.data_dir
-        )
-        return _done(folder / "README.md")
-
-    parser.set_defaults(run=run)
-
-
-def _add_transforms(parser: argparse.ArgumentParser) -> None:
-    _add_common(parser, quick="one split of a table and of an image task, hardly any training")
-    _add_grid(parser, methods=VARIANTS, data=TRANSFORM_DATA)
-    _add_data_dir(parser, kind="UCI_Datasets and images")
-    add = parser.add_argument
-    add("--splits", type=_splits, metavar="LIST", help="by default 0-4, of images 0-1")
-
-    def run(options: argparse.Namespace) -> int:
-        folder = reproduce_transforms(
-            _options(options, "transforms"), splits=options.splits, data_dir=options.data_dir
-        )
-        return _done(folder / "README.md")
-
-    parser.set_defaults(run=run)
-
-
-def _add_demo(parser: argparse.ArgumentParser) -> None:
-    _add_common(parser, quick="a few steps")
-
-    def run(options: argparse.Namespace) -> int:
-        run_demo(Path(options.output or "demo_output"), quick=options.quick)
-        return 0
-
-    parser.set_defaults(run=run)
+def _demo(options: argparse.Namespace) -> int:
+    run_demo(Path(options.output or "demo_output"), quick=options.quick)
+    return 0
 
 
 # Options that several experiments have
 
 
-def _add_common(parser: argparse.ArgumentParser, *, quick: str) -> None:
-    parser.add_argument("--quick", action="store_true", help=quick)
-    parser.add_argument("-o", "--output", metavar="FOLDER", help="where the results go")
-
-
-def _add_data_dir(parser: argparse.ArgumentParser, *, kind: str = "UCI_Datasets") -> None:
+def _add_data_dir(parser: argparse.ArgumentParser, kind: str) -> None:
     otherwise = ", else a download" if kind == "UCI_Datasets" else ""
     named = f"holds {kind}; by default the variable WHVI_DATA names it{otherwise}"
     parser.add_argument("--data-dir", type=_absolute, metavar="FOLDER", help=named)
@@ -289,9 +182,9 @@ def _add_grid(
     add("--report-only", action="store_true", help="compute nothing, write the report")
 
 
-def _options(options: argparse.Namespace, name: str) -> Options:
+def _options(options: argparse.Namespace) -> Options:
     return Options(
-        output=_folder(options, name),
+        output=_folder(options),
         quick=options.quick,
         methods=options.methods,
         data=options.data,
@@ -305,15 +198,10 @@ def _options(options: argparse.Namespace, name: str) -> Options:
     )
 
 
-def _folder(options: argparse.Namespace, name: str) -> Path:
+def _folder(options: argparse.Namespace) -> Path:
     if options.output:
         return Path(options.output).absolute()
-    return RESULTS / (f"{name}-quick" if options.quick else name)
-
-
-def _done(*files: Path) -> int:
-    print(*files, sep="\n")
-    return 0
+    return RESULTS / (f"{options.name}-quick" if options.quick else options.name)
 
 
 def _natural(text: str) -> int:
@@ -361,6 +249,79 @@ def _shard(text: str) -> tuple[int, int]:
         if 1 <= index <= count:
             return index, count
     raise argparse.ArgumentTypeError(f"a shard is written i/n with 1 ≤ i ≤ n, got {text!r}")
+
+
+def _splits_option(help: str) -> Option:
+    return "--splits", {"type": _splits, "metavar": "LIST", "help": help}
+
+
+EXPERIMENTS = {
+    "table1": Experiment(
+        "regression on the UCI sets", "two splits of the four small sets, few steps", _table1,
+        ROWS, DATASETS, "UCI_Datasets",
+        (
+            _splits_option("such as 0-4,7; by default all"),
+            ("--protocol", {"choices": PROTOCOLS, "default": "literature",
+                            "help": "whose 90/10 splits"}),
+            ("--scores", {"metavar": "FILE",
+                          "help": "choices.jsonl of an earlier grid, to keep its scores"}),
+            ("--check", {"action": "store_true",
+                         "help": "rerun split 0 of the WHVI rows and compare"}),
+        ),
+    ),
+    "figure1": Experiment(
+        "covariances of g and of vec(W)", "a few steps", _figure1,
+        more=(("--seed", {"type": _natural, "default": 0, "help": "of data and training"}),),
+    ),
+    "figure2": Experiment(
+        "Gaussian processes against parameters", "two sizes, one seed, little training",
+        _report(reproduce_figure2), cells.METHODS, cells.DATASETS,
+    ),
+    "deep_gp": Experiment(
+        "deep against single-layer processes", "a few steps, simulator only", _deep_gp,
+        kind="UCI_Datasets",
+    ),
+    "gaps": Experiment(
+        "between and beyond the data, UCI gap splits", "two columns of energy and yacht, few steps",
+        _report(reproduce_gaps, "parts", "splits", "data_dir"), GAP_METHODS, DATASETS,
+        "UCI_Datasets",
+        (
+            _splits_option("columns or splits such as 0-4,7"),
+            ("--parts", {"nargs": "+", "choices": PARTS, "default": PARTS, "metavar": "NAME",
+                         "help": f"of {', '.join(PARTS)}"}),
+        ),
+    ),
+    "ood": Experiment(
+        "Fashion-MNIST against MNIST", "one seed, a few images, one epoch",
+        _report(reproduce_ood, "data_dir"), IMAGE_METHODS, (IMAGES,), "images",
+    ),
+    "tables": Experiment(
+        "mixed tables, beside trees and networks",
+        "one fold of four tables, 300 rows, little training",
+        _report(reproduce_tables, "folds", "data_dir"), TABLE_METHODS, None, "tables",
+        (("--folds", {"type": _folds, "metavar": "LIST",
+                      "help": f"such as 0 or 0-2; of {NUM_FOLDS}, all"}),),
+    ),
+    "clinc": Experiment(
+        "adapters on a sentence encoder, CLINC150", "a few queries, one epoch",
+        _report(reproduce_clinc, "data_dir"), CLINC_RUN, (CLINC,), "text",
+    ),
+    "cifar": Experiment(
+        "adapters on a ResNet, CIFAR-10 as JPEG", "a few images, one epoch",
+        _report(reproduce_cifar, "data_dir"), CIFAR_METHODS, (CIFAR,), "images",
+    ),
+    "transforms": Experiment(
+        "which transform to choose",
+        "one split of a table and of an image task, hardly any training",
+        _report(reproduce_transforms, "splits", "data_dir"), VARIANTS, TRANSFORM_DATA,
+        "UCI_Datasets and images", (_splits_option("by default 0-4, of images 0-1"),),
+    ),
+    "vae": Experiment(
+        "autoencoders with random weights", "one seed, a few images, one epoch",
+        _report(reproduce_vae, "data_dir"), VAE_METHODS, VAE_DATA, "images",
+    ),
+    "demo": Experiment("the main job on simulated data", "a few steps", _demo),
+}  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -51,6 +51,14 @@ def _std(values: Sequence[float]) -> float:
     return statistics.stdev(values) if len(values) > 1 else 0.0
 
 
+def grouped(records: Iterable[Record], *fields: str) -> dict[Any, list[Record]]:
+    """Return the records by the tuple of these fields; groups and records keep their order."""
+    groups: dict[Any, list[Record]] = {}
+    for record in records:
+        groups.setdefault(tuple(record[field] for field in fields), []).append(record)
+    return groups
+
+
 def summarise_seeds(
     records: Iterable[Record],
     methods: Iterable[str],
@@ -58,19 +66,17 @@ def summarise_seeds(
     others: Sequence[str] = ("num_parameters", "num_train", "cpu_seconds"),
 ) -> list[SummaryRow]:
     """Average the records of every method over seeds, in the order of ``methods``."""
-    by_method: dict[str, list[Record]] = {}
-    for record in records:
-        by_method.setdefault(record["method"], []).append(record)
+    groups = grouped(records, "method")
     return [
         {
             "method": name,
-            "num_seeds": len(by_method[name]),
-            **{f"{score}_mean": mean(by_method[name], score) for score in scores},
-            **{f"{score}_std": std(by_method[name], score) for score in scores},
-            **{other: round(mean(by_method[name], other), 1) for other in others},
+            "num_seeds": len(own),
+            **{f"{score}_mean": mean(own, score) for score in scores},
+            **{f"{score}_std": std(own, score) for score in scores},
+            **{other: round(mean(own, other), 1) for other in others},
         }
         for name in methods
-        if name in by_method
+        if (own := groups.get((name,)))
     ]
 
 

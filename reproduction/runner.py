@@ -35,6 +35,10 @@ class Unit(NamedTuple):
     splits: tuple[int, ...]
     seed: int
 
+    def key(self, split: int) -> Record:
+        """Return the fields by which the record of a split is known."""
+        return {"method": self.method, "dataset": self.dataset, "split": split, "seed": self.seed}
+
 
 Work = Callable[[Unit], Iterable[Record]]
 """Computes the records of a unit; may yield them one by one."""
@@ -100,9 +104,7 @@ def missing_units(units: Iterable[Unit], store: RecordStore) -> list[Unit]:
     known = set(store.read())
     remaining = []
     for unit in units:
-        splits = tuple(
-            k for k in unit.splits if (unit.method, unit.dataset, k, unit.seed) not in known
-        )
+        splits = tuple(k for k in unit.splits if (*unit.key(k).values(),) not in known)
         if splits:
             remaining.append(unit._replace(splits=splits))
     return remaining

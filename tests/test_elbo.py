@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from tests.training.doubles import TinyMeanField, gaussian, tiny_data, tiny_net
 from whvi._kernel.backend import kernel
 from whvi.elbo import Elbo, elbo
-from whvi.errors import ConfigError, ShapeError
+from whvi.errors import ConfigError, DataError, ShapeError
 from whvi.layers import WHVIConv1d, WHVILinear
 from whvi.layers.protocol import kl
 from whvi.likelihoods import Gaussian, HeteroscedasticGaussian, StudentT
@@ -167,6 +167,9 @@ def test_shared_module_counts_once_and_plain_models_have_no_kl():
     ("change", "error"),
     [
         ({"num_data": 0}, ConfigError),
+        ({"num_data": 3}, ConfigError),
+        ({"x": torch.zeros(0, 3), "y": torch.zeros(0)}, DataError),
+        ({"y": [0.0] * 4}, ShapeError),
         ({"num_draws": 0}, ConfigError),
         ({"beta": -1.0}, ConfigError),
         ({"beta": float("nan")}, ConfigError),

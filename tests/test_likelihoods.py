@@ -133,6 +133,12 @@ def test_initial_noise_is_a_log_variance_of_minus_two() -> None:
     torch.testing.assert_close(likelihood.noise_scale.detach(), 10 * expected)
 
 
+@pytest.mark.parametrize("kind", [Gaussian, HeteroscedasticGaussian, StudentT])
+def test_parameters_are_floats(kind: type[Likelihood]) -> None:
+    with pytest.raises(ConfigError, match=r"floating-point type .* got torch\.int32"):
+        kind(dtype=torch.int32)
+
+
 def test_student_t_options() -> None:
     likelihood = StudentT(df=5.0, log_squared_scale=0.0)
     torch.testing.assert_close(likelihood.df.detach(), torch.tensor([5.0]))

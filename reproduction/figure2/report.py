@@ -11,14 +11,12 @@ from pathlib import Path
 from reproduction.figure2.cells import CELLS, DATASETS, LABELS, label
 from reproduction.figure2.figure import draw_errors, draw_seconds
 from reproduction.records import Record
-from reproduction.report import SummaryRow, markdown_table, mean, number, std, write_report
+from reproduction.report import SummaryRow, grouped, markdown_table, mean, number, std, write_report
 
 
 def summarise(records: Iterable[Record]) -> list[SummaryRow]:
     """Average every cell, size and data set over seeds; ``seconds`` is CPU time of one fit."""
-    groups: dict[tuple[str, str, int], list[Record]] = defaultdict(list)
-    for record in records:
-        groups[record["cell"], record["dataset"], record["side"]].append(record)
+    groups = grouped(records, "cell", "dataset", "side")
     cells = [cell.name for cell in CELLS]
     keys = sorted(groups, key=lambda key: (DATASETS.index(key[1]), cells.index(key[0]), key[2]))
     return [_summary_row(groups[key]) for key in keys]

@@ -6,72 +6,43 @@ their mixture is the prediction. Install it by ``pip install catboost`` (100 MB)
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, final
+from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from reproduction.methods import DataSize, Settings
-from whvi.predictive import Predictive
+from reproduction.methods.singles import SingleFits
 
 _MEMBERS = 10
 
 
-@final
-class CatBoostMethod:
-    """One model per replica."""
-
-    name = family = "catboost"
-    num_members = 1
-    per_replica = frozenset({"depth", "learning_rate"})
-
-    def grid(self, size: DataSize) -> tuple[Settings, ...]:
-        """Six candidates: depth and learning rate; the first is CatBoost's default depth."""
-        return tuple(
-            {"iterations": 1000, "depth": depth, "learning_rate": rate}
-            for rate in (0.03, 0.1)
-            for depth in (6, 4, 3)
-        )
-
-    def fit(
-        self, settings: Sequence[Settings], x: Tensor, y: Tensor, *, seed: int
-    ) -> FittedCatBoost:
-        """Fit R models, one after the other."""
-        rows = zip(settings, x.numpy(), y.numpy(), strict=True)
-        return FittedCatBoost([_model(each, seed).fit(*data) for each, *data in rows])
+def _grid(size: DataSize) -> tuple[Settings, ...]:
+    """Six candidates: depth and learning rate; the first is CatBoost's default depth."""
+    return tuple(
+        {"iterations": 1000, "depth": depth, "learning_rate": rate}
+        for rate in (0.03, 0.1)
+        for depth in (6, 4, 3)
+    )
 
 
-@final
-class FittedCatBoost:
-    """R fitted models."""
-
-    def __init__(self, models: list[Any]) -> None:
-        self._models = models
-
-    @property
-    def num_parameters(self) -> int:
-        """Leaves of the first model."""
-        return int(self._models[0].get_tree_leaf_counts().sum())
-
-    def predict(self, x: Tensor, *, num_draws: int) -> Predictive:
-        """Return the mixture of the virtual members; ``num_draws`` has no effect."""
-        found = [
-            model.virtual_ensembles_predict(
-                rows, "VirtEnsembles", virtual_ensembles_count=_MEMBERS, thread_count=1
-            )
-            for model, rows in zip(self._models, x.numpy(), strict=True)
-        ]
-        members = torch.as_tensor(np.stack(found)).double().transpose(1, 2)  # (R, S, N, 2)
-        loc, variance = members.unbind(-1)
-        return Predictive.gaussian(loc, variance.clamp_min(1e-12).sqrt(), batch_dims=1)
+def _components(model: Any, rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Return those of the virtual members."""
+    found = model.virtual_ensembles_predict(
+        rows.numpy(), "VirtEnsembles", virtual_ensembles_count=_MEMBERS, thread_count=1
+    )
+    loc, variance = torch.as_tensor(found).double().unbind(-1)  # (N, S)
+    return loc.T, variance.clamp_min(1e-12).sqrt().T
 
 
-def _model(settings: Settings, seed: int) -> Any:
+def _leaves(model: Any) -> int:
+    return int(model.get_tree_leaf_counts().sum())
+
+
+def _fitted(settings: Settings, x: Tensor, y: Tensor, seed: int, replica: int) -> Any:
     from catboost import CatBoostRegressor
 
-    return CatBoostRegressor(
+    model = CatBoostRegressor(
         **settings,
         loss_function="RMSEWithUncertainty",
         posterior_sampling=True,
@@ -80,3 +51,9 @@ def _model(settings: Settings, seed: int) -> Any:
         allow_writing_files=False,
         verbose=False,
     )
+    return model.fit(x.numpy(), y.numpy())
+
+
+CATBOOST = SingleFits(
+    "catboost", _grid, _fitted, _components, _leaves, frozenset({"depth", "learning_rate"})
+)

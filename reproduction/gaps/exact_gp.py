@@ -8,60 +8,32 @@ all rows.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, final
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from reproduction.methods import DataSize, Settings
-from whvi.predictive import Predictive
+from reproduction.methods.singles import SingleFits
 
 SEARCH_ROWS = 800
 _KERNELS = ("rbf", "matern52")
 
 
-@final
-class ExactGPMethod:
-    """One process per replica."""
-
-    name = family = "exact-gp"
-    num_members = 1
-    per_replica: frozenset[str] = frozenset()
-
-    def grid(self, size: DataSize) -> tuple[Settings, ...]:
-        """Nothing to choose: the evidence decides."""
-        return ({"steps": 100, "lr": 0.1},)
-
-    def fit(self, settings: Sequence[Settings], x: Tensor, y: Tensor, *, seed: int) -> FittedGPs:
-        """Fit R processes, one after the other."""
-        rows = zip(settings, x.double(), y.double(), strict=True)
-        return FittedGPs([_best(*each, seed) for each in rows])
+def _grid(size: DataSize) -> tuple[Settings, ...]:
+    """Nothing to choose: the evidence decides."""
+    return ({"steps": 100, "lr": 0.1},)
 
 
-@final
-class FittedGPs:
-    """R processes with their data."""
+@torch.no_grad()
+def _components(process: Any, rows: Tensor) -> tuple[Tensor, Tensor]:
+    with _by_cholesky():
+        found = process.likelihood(process(rows.double()))
+        return found.mean, found.variance.sqrt()
 
-    def __init__(self, processes: list[Any]) -> None:
-        self._processes = processes
 
-    @property
-    def num_parameters(self) -> int:
-        """Hyper-parameters of one process."""
-        return sum(p.numel() for p in self._processes[0].parameters())
-
-    @torch.no_grad()
-    def predict(self, x: Tensor, *, num_draws: int) -> Predictive:
-        """Return one Gaussian per row, noise included; ``num_draws`` has no effect."""
-        with _by_cholesky():
-            found = [
-                process.likelihood(process(rows))
-                for process, rows in zip(self._processes, x.double(), strict=True)
-            ]
-            variance = torch.stack([each.variance for each in found])
-        loc = torch.stack([each.mean for each in found]).unsqueeze(1)
-        return Predictive.gaussian(loc, variance.sqrt().unsqueeze(1), batch_dims=1)
+def _num_hyperparameters(process: Any) -> int:
+    return sum(p.numel() for p in process.parameters())
 
 
 def _by_cholesky() -> Any:
@@ -71,8 +43,9 @@ def _by_cholesky() -> Any:
     return fast_computations(False, False, False)
 
 
-def _best(settings: Settings, x: Tensor, y: Tensor, seed: int) -> Any:
+def _best(settings: Settings, x: Tensor, y: Tensor, seed: int, replica: int) -> Any:
     """Return the process whose kernel has the larger evidence, conditioned on all rows."""
+    x, y = x.double(), y.double()
     generator = torch.Generator().manual_seed(seed)
     few = torch.randperm(len(y), generator=generator)[:SEARCH_ROWS]
     found = [_search(kernel, settings, x[few], y[few]) for kernel in _KERNELS]
@@ -122,3 +95,6 @@ def _process(kernel: str, x: Tensor, y: Tensor) -> Any:
             return MultivariateNormal(self.mean(rows), self.kernel(rows))
 
     return Process().double()
+
+
+EXACT_GP = SingleFits("exact-gp", _grid, _best, _components, _num_hyperparameters)

@@ -8,70 +8,34 @@ then maximise the marginal likelihood with the full generalised Gauss-Newton mat
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
-from typing import Any, final
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from reproduction.methods import DataSize, Settings
-from whvi.predictive import Predictive
+from reproduction.methods.singles import SingleFits
 
 
-@final
-class LaplaceMethod:
-    """One network and its posterior per replica."""
-
-    name = family = "laplace"
-    num_members = 1
-    per_replica: frozenset[str] = frozenset()
-
-    def grid(self, size: DataSize) -> tuple[Settings, ...]:
-        """Nothing to choose: the evidence decides."""
-        training: Settings = {"steps": 3000, "batch": 64, "lr": 1e-2, "decay": 1e-4}
-        return ({"width": 50, "depth": 2, **training, "evidence_steps": 10},)
-
-    def fit(
-        self, settings: Sequence[Settings], x: Tensor, y: Tensor, *, seed: int
-    ) -> FittedLaplace:
-        """Fit R networks, one after the other."""
-        rows = zip(settings, x.double(), y.double(), strict=True)
-        return FittedLaplace([_posterior(*each, seed) for each in rows])
-
-
-@final
-class FittedLaplace:
-    """R linearised posteriors."""
-
-    def __init__(self, posteriors: list[Any]) -> None:
-        self._posteriors = posteriors
-
-    @property
-    def num_parameters(self) -> int:
-        """Weights and biases of one network."""
-        return int(self._posteriors[0].n_params)
-
-    def predict(self, x: Tensor, *, num_draws: int) -> Predictive:
-        """Return one Gaussian per row, noise included; ``num_draws`` has no effect."""
-        pairs = zip(self._posteriors, x.double(), strict=True)
-        locs, scales = zip(*(_moments(posterior, rows) for posterior, rows in pairs), strict=True)
-        return Predictive.gaussian(
-            torch.stack(locs).unsqueeze(1), torch.stack(scales).unsqueeze(1), batch_dims=1
-        )
+def _grid(size: DataSize) -> tuple[Settings, ...]:
+    """Nothing to choose: the evidence decides."""
+    training: Settings = {"steps": 3000, "batch": 64, "lr": 1e-2, "decay": 1e-4}
+    return ({"width": 50, "depth": 2, **training, "evidence_steps": 10},)
 
 
 def _moments(posterior: Any, rows: Tensor) -> tuple[Tensor, Tensor]:
-    parts = [posterior(part) for part in rows.split(500)]
+    parts = [posterior(part) for part in rows.double().split(500)]
     loc = torch.cat([mean.flatten() for mean, _ in parts])
     variance = torch.cat([variance.flatten() for _, variance in parts])
     return loc.detach(), (variance + float(posterior.sigma_noise) ** 2).sqrt().detach()
 
 
-def _posterior(settings: Settings, x: Tensor, y: Tensor, seed: int) -> Any:
+def _posterior(settings: Settings, x: Tensor, y: Tensor, seed: int, replica: int) -> Any:
     from laplace import Laplace
     from laplace.curvature import BackPackGGN
 
+    x, y = x.double(), y.double()
     with torch.random.fork_rng():
         torch.manual_seed(seed)  # the package and nn.Linear draw from the global generator
         model = _trained(settings, x, y)
@@ -125,3 +89,6 @@ def _maximise_evidence(posterior: Any, residual: float, num_rows: int, rounds: i
         prior = gamma / squares
         noise = float((residual / (num_rows - gamma.sum()).clamp_min(1.0)) ** 0.5)
     posterior.prior_precision, posterior.sigma_noise = prior, noise
+
+
+LAPLACE = SingleFits("laplace", _grid, _posterior, _moments, lambda posterior: posterior.n_params)

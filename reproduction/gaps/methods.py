@@ -10,9 +10,9 @@ from __future__ import annotations
 from dataclasses import replace
 from importlib.util import find_spec
 
-from reproduction.gaps.catboost import CatBoostMethod
-from reproduction.gaps.exact_gp import ExactGPMethod
-from reproduction.gaps.laplace import LaplaceMethod
+from reproduction.gaps.catboost import CATBOOST
+from reproduction.gaps.exact_gp import EXACT_GP
+from reproduction.gaps.laplace import LAPLACE
 from reproduction.gaps.linearized import LinearizedMethod
 from reproduction.methods import DataSize, Method, Settings
 from reproduction.methods.estimator import ESTIMATORS
@@ -57,9 +57,9 @@ METHODS: dict[str, Method] = {
         _shorter("mean-field"),
         _shorter("mc-dropout"),
         _deep_ensemble(),
-        ExactGPMethod(),
-        LaplaceMethod(),
-        CatBoostMethod(),
+        EXACT_GP,
+        LAPLACE,
+        CATBOOST,
     )
 }
 """Those that fit replicas."""

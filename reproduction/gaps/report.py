@@ -128,31 +128,27 @@ def _matrix(rows: Sequence[SummaryRow], cell: Show, best: Choose) -> str:
     return markdown_table(lines)
 
 
+_CELLS: tuple[tuple[str, Show], ...] = (
+    ("data", lambda row: str(row["dataset"])),
+    ("method", lambda row: str(row["method"])),
+    ("columns", lambda row: str(row["num_splits"])),
+    ("RMSE", lambda row: f"{row['rmse_mean']:.4g}"),
+    ("MNLL", lambda row: number(row["mnll_mean"], ".3f")),
+    ("worst", lambda row: number(row["mnll_worst"], ".2f")),
+    ("in column", lambda row: str(row["worst_split"])),
+    ("CRPS", lambda row: f"{row['crps_mean']:.4g}"),
+    ("50 % covers", lambda row: f"{100 * row['coverage50_mean']:.1f} %"),
+    ("width", lambda row: f"{row['width50_mean']:.3g}"),
+    ("90 % covers", lambda row: f"{100 * row['coverage90_mean']:.1f} %"),
+    ("width", lambda row: f"{row['width90_mean']:.3g}"),
+    ("parameters", lambda row: f"{row['num_parameters']:,}"),
+    ("seconds", lambda row: f"{row['seconds']:.0f}"),
+)
+
+
 def _details(rows: Sequence[SummaryRow]) -> str:
-    lines = [
-        ["data", "method", "columns", "RMSE", "MNLL", "worst", "in column", "CRPS",
-         "50 % covers", "width", "90 % covers", "width", "parameters", "seconds"]
-    ]  # fmt: skip
-    for row in rows:
-        lines.append(
-            [
-                row["dataset"],
-                row["method"],
-                str(row["num_splits"]),
-                f"{row['rmse_mean']:.4g}",
-                number(row["mnll_mean"], ".3f"),
-                number(row["mnll_worst"], ".2f"),
-                str(row["worst_split"]),
-                f"{row['crps_mean']:.4g}",
-                f"{100 * row['coverage50_mean']:.1f} %",
-                f"{row['width50_mean']:.3g}",
-                f"{100 * row['coverage90_mean']:.1f} %",
-                f"{row['width90_mean']:.3g}",
-                f"{row['num_parameters']:,}",
-                f"{row['seconds']:.0f}",
-            ]
-        )
-    return markdown_table(lines)
+    shown = [[show(row) for _, show in _CELLS] for row in rows]
+    return markdown_table([[title for title, _ in _CELLS], *shown])
 
 
 def _columns(records: Sequence[Record]) -> str:
@@ -171,21 +167,9 @@ def _columns(records: Sequence[Record]) -> str:
 
 def _beside(records: Iterable[Record]) -> str:
     """The estimator before and after, each on the splits that it has."""
-    lines = [["data", "method", "splits", "RMSE", "MNLL", "CRPS", "90 % covers", "width"]]
-    for row in summarise(records):
-        lines.append(
-            [
-                row["dataset"],
-                row["method"],
-                str(row["num_splits"]),
-                f"{row['rmse_mean']:.4g}",
-                number(row["mnll_mean"], ".3f"),
-                f"{row['crps_mean']:.4g}",
-                f"{100 * row['coverage90_mean']:.1f} %",
-                f"{row['width90_mean']:.3g}",
-            ]
-        )
-    return markdown_table(lines)
+    header = ["data", "method", "splits", "RMSE", "MNLL", "CRPS", "90 % covers", "width"]
+    shows = [_CELLS[k][1] for k in (0, 1, 2, 3, 4, 7, 10, 11)]
+    return markdown_table([header, *([show(row) for show in shows] for row in summarise(records))])
 
 
 def _toy(fits: dict[str, ToyFit]) -> str:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
 from reproduction.gaps.methods import ROWS
 from reproduction.records import Record
-from reproduction.report import SummaryRow, mean
+from reproduction.report import SummaryRow, grouped, mean
 from reproduction.table1.paper import DATASETS
 
 SCORES = ("rmse", "mnll", "crps", "coverage50", "width50", "coverage90", "width90")
@@ -18,10 +17,9 @@ def summarise(records: Iterable[Record]) -> list[SummaryRow]:
 
     The worst split is that with the largest MNLL; ``seconds`` is the sum over splits.
     """
-    groups: dict[tuple[str, str], list[Record]] = defaultdict(list)
-    for record in records:
-        groups[record["dataset"], record["method"]].append(record)
-    return [_row(*key, groups[key]) for key in sorted(groups, key=_order)]
+    groups = grouped(records, "dataset", "method")
+    cells = sorted(groups, key=_order)
+    return [_row(dataset, method, groups[dataset, method]) for dataset, method in cells]
 
 
 def _order(cell: tuple[str, str]) -> tuple[int, int]:

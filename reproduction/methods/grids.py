@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from itertools import product
 
+from sklearn.ensemble import ExtraTreesRegressor, HistGradientBoostingRegressor
+
 from reproduction.methods import DataSize, Method, Setting, Settings
 from reproduction.methods.kfac import NoisyKFACMethod
 from reproduction.methods.networks import NetworkMethod
-from reproduction.methods.trees import TreeMethod
+from reproduction.methods.trees import trees
 
 GRID_SIZE = 6
 _MEDIUM = 600  # training rows from which batches are of 64
@@ -150,8 +152,14 @@ METHODS: dict[str, Method] = {
         NetworkMethod("mc-dropout", "plain", _mc_dropout),
         NoisyKFACMethod(_noisy_kfac),
         NetworkMethod("deep-ensemble", "plain", _deep_ensemble, num_members=5),
-        TreeMethod("extra-trees", _extra_trees),
-        TreeMethod("hist-gradient-boosting", _boosting),
+        trees("extra-trees", ExtraTreesRegressor, _extra_trees, "min_samples_leaf", "max_features"),
+        trees(
+            "hist-gradient-boosting",
+            HistGradientBoostingRegressor,
+            _boosting,
+            "learning_rate",
+            "max_leaf_nodes",
+        ),
     )
 }
 """Every method that chooses from a grid, by name."""

@@ -96,7 +96,7 @@ class NetworkMethod:
         )
         reset_network(model, seeded_generator("start", seed), features=features)
         betas = torch.tensor([float(s["beta"]) for s in settings])
-        config = _fit_config(common, seed, factor)
+        config = fit_config(common, seed, factor)
         fit(model, TemperedLikelihood(trained, betas), (x, y), config=config)
         return FittedNetwork(model, noise, seed, scores)
 
@@ -155,7 +155,8 @@ def make_noise(
     return varying, BalancedGradients(varying, balance=float(settings.get("balance", balance)))
 
 
-def _fit_config(settings: Settings, seed: int, factor: float) -> FitConfig:
+def fit_config(settings: Settings, seed: int, factor: float) -> FitConfig:
+    """Return how networks train, with ``factor`` times the rate of the settings."""
     steps = int(settings["steps"])
     return FitConfig(
         num_steps=steps,

@@ -57,10 +57,15 @@ class ImageMethod:
         return self.finish(models, (x, y), seed), parameters
 
 
-def mixture(models: Sequence[nn.Module], data: tuple[Tensor, Tensor], seed: int) -> Predict:
+def mixture(
+    models: Sequence[nn.Module],
+    data: tuple[Tensor, Tensor] | None,
+    seed: int,
+    num_draws: int = NUM_DRAWS,
+) -> Predict:
     """Pool draws of all networks; a network without random layers has one."""
     likelihood = Categorical(NUM_CLASSES)
-    num_draws = NUM_DRAWS if bayesian_layers(models[0]) else 1
+    num_draws = num_draws if bayesian_layers(models[0]) else 1
 
     def predict(x: Tensor) -> Predictive:
         generator = seeded_generator("predict", seed)
@@ -113,6 +118,14 @@ def last_layer_laplace(
         return Categorical(NUM_CLASSES).predictive(torch.cat(draws, dim=1))
 
     return predict
+
+
+def least_nll(
+    candidates: Sequence[Settings], score: Callable[[Settings], Tensor]
+) -> tuple[Settings, list[float]]:
+    """Return the settings with the least score, and all scores."""
+    found = [float(score(settings)) for settings in candidates]
+    return candidates[found.index(min(found))], found
 
 
 def _grid(**choices: Sequence[float]) -> tuple[Settings, ...]:

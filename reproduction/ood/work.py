@@ -14,7 +14,7 @@ from torch import Tensor
 from reproduction.gaps.commit import commit
 from reproduction.methods import Settings
 from reproduction.ood.images import load_images
-from reproduction.ood.methods import METHODS, ImageMethod, mixture
+from reproduction.ood.methods import METHODS, ImageMethod, least_nll, mixture
 from reproduction.records import Record, Records, software_versions
 from reproduction.runner import Unit
 from whvi.metrics import accuracy, auroc, ece, mnll
@@ -70,10 +70,7 @@ class OodWork:
         predict, num_parameters = method.fit(settings, data.x, data.y, seed=unit.seed)
         inside, outside = predict(data.test_x), predict(data.outsiders)
         yield {
-            "method": unit.method,
-            "dataset": unit.dataset,
-            "split": unit.splits[0],
-            "seed": unit.seed,
+            **unit.key(unit.splits[0]),
             **scores(inside, data.test_y, outside),
             "num_components": inside.num_components,
             "num_parameters": num_parameters,
@@ -107,12 +104,13 @@ def choose(method: ImageMethod, data: Data) -> Record:
     x, y = data.x[:-_HELD_OUT], data.y[:-_HELD_OUT]
     held_x, held_y = data.x[-_HELD_OUT:], data.y[-_HELD_OUT:]
     single = ImageMethod(method.name, method.layers, method.candidates, mixture)
-    found = []
-    for settings in method.candidates:
+
+    def score(settings: Settings) -> Tensor:
         predict, _ = single.fit(settings, x, y, seed=0)
-        found.append(float(mnll(predict(held_x).log_prob(held_y))))
-    best = min(range(len(found)), key=found.__getitem__)
-    return {"settings": dict(method.candidates[best]), "held_out_nll": found}
+        return mnll(predict(held_x).log_prob(held_y))
+
+    best, found = least_nll(method.candidates, score)
+    return {"settings": dict(best), "held_out_nll": found}
 
 
 def scores(inside: Predictive, labels: Tensor, outside: Predictive) -> dict[str, float]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
 from reproduction.records import Record
 from reproduction.report import (
     Pair,
     SummaryRow,
+    grouped,
     markdown_table,
     mean,
     number,
@@ -39,10 +39,9 @@ def summarise(records: Iterable[Record]) -> list[SummaryRow]:
     ``…_std`` is the standard deviation over splits (divisor n − 1; 0 for one split) and
     ``seconds`` the sum over them.
     """
-    groups: dict[tuple[str, str], list[Record]] = defaultdict(list)
-    for record in records:
-        groups[record["dataset"], record["method"]].append(record)
-    return [_summary_row(*key, groups[key]) for key in sorted(groups, key=order)]
+    groups = grouped(records, "dataset", "method")
+    cells = sorted(groups, key=order)
+    return [_summary_row(dataset, method, groups[dataset, method]) for dataset, method in cells]
 
 
 def order(cell: tuple[str, str]) -> tuple[int, int]:

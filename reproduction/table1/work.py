@@ -99,9 +99,8 @@ class Table1Work:
         return known
 
     def _keep(self, unit: Unit, splits: Sequence[int], choices: Sequence[Choice]) -> None:
-        name = {"method": unit.method, "dataset": unit.dataset}
         rows = [
-            {**name, "split": k, "seed": unit.seed, **choice.as_dict(), "protocol": self.protocol}
+            {**unit.key(k), **choice.as_dict(), "protocol": self.protocol}
             for k, choice in zip(splits, choices, strict=True)
         ]
         self.choices.append(rows)

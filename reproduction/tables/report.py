@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 
 from reproduction.records import Record
-from reproduction.report import SummaryRow, markdown_table, mean, number
+from reproduction.report import SummaryRow, grouped, markdown_table, mean, number
 from reproduction.tables.methods import METHODS, TREES
 from reproduction.tables.work import UNFINISHED
 
@@ -21,11 +21,8 @@ _TITLES = {
 
 def summarise(records: Iterable[Record]) -> list[SummaryRow]:
     """Average every method on every table over its folds; one unfinished fold leaves it out."""
-    cells: dict[tuple[str, str], list[Record]] = {}
-    for record in records:
-        cells.setdefault((record["dataset"], record["method"]), []).append(record)
     rows = []
-    for (dataset, method), found in cells.items():
+    for (dataset, method), found in grouped(records, "dataset", "method").items():
         row: SummaryRow = {
             "dataset": dataset,
             "method": method,

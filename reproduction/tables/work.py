@@ -56,10 +56,7 @@ class TablesWork:
                 ),
             )
             yield {
-                "method": unit.method,
-                "dataset": unit.dataset,
-                "split": fold,
-                "seed": unit.seed,
+                **unit.key(fold),
                 "task": table.task,
                 **found,
                 "num_train": len(train),

@@ -18,12 +18,12 @@ from torch.nn import functional
 import whvi
 from reproduction.methods import Settings
 from reproduction.ood.images import Images, load_images
+from reproduction.ood.methods import least_nll, mixture
 from reproduction.records import Record, software_versions
 from reproduction.runner import Unit
 from reproduction.transforms.variants import VARIANTS, Variant, build, reset
 from whvi.likelihoods import Categorical
 from whvi.metrics import accuracy, mnll
-from whvi.predictive import Predictive
 from whvi.training.config import seeded_generator
 
 HIDDEN = (512,)
@@ -31,7 +31,7 @@ NUM_TRAIN, NUM_HELD_OUT = 20_000, 2_000
 STEPS, BATCH = 800, 128
 CANDIDATES: tuple[Settings, ...] = ({"lr": 1e-2, "beta": 0.1}, {"lr": 1e-2, "beta": 1.0})
 QUICK_ROWS, QUICK_STEPS = 300, 5
-_NUM_CLASSES, _NUM_DRAWS, _ROWS_AT_ONCE, _SIDE = 10, 16, 500, 28
+_NUM_CLASSES, _NUM_DRAWS, _SIDE = 10, 16, 28
 _SEED = 2020  # of the permutation, the angles and the noise
 
 
@@ -94,18 +94,6 @@ def train_network(
     return model
 
 
-def predict(model: nn.Module, x: Tensor, *, seed: int) -> Predictive:
-    """Return the mixture over weight draws."""
-    draws = whvi.draw_functions(
-        model,
-        x,
-        num_draws=_NUM_DRAWS,
-        generator=seeded_generator("predict", seed),
-        batch_size=_ROWS_AT_ONCE,
-    )
-    return Categorical(_NUM_CLASSES).predictive(draws)
-
-
 def image_records(unit: Unit, data_dir: str | None, *, quick: bool) -> Iterator[Record]:
     """Yield the record of every split."""
     train, test = load(unit.dataset, data_dir)
@@ -117,13 +105,10 @@ def image_records(unit: Unit, data_dir: str | None, *, quick: bool) -> Iterator[
         x, y = (t[split * size : (split + 1) * size] for t in (train.x, train.y))
         settings, scores = (CANDIDATES[0], []) if quick else _choose(variant, x, y, seed=seed)
         model = train_network(variant, settings, x, y, seed=seed, steps=steps)
-        predictive = predict(model, test.x[:test_rows], seed=seed)
+        predictive = mixture([model], None, seed, _NUM_DRAWS)(test.x[:test_rows])
         labels = test.y[:test_rows]
         yield {
-            "method": unit.method,
-            "dataset": unit.dataset,
-            "split": split,
-            "seed": unit.seed,
+            **unit.key(split),
             "accuracy": float(accuracy(predictive.mode, labels)),
             "nll": float(mnll(predictive.log_prob(labels))),
             "num_parameters": sum(p.numel() for p in model.parameters()),
@@ -141,9 +126,10 @@ def image_records(unit: Unit, data_dir: str | None, *, quick: bool) -> Iterator[
 def _choose(variant: Variant, x: Tensor, y: Tensor, *, seed: int) -> tuple[Settings, list[float]]:
     """Return the candidate with the least NLL of held-out training images, and all of these."""
     held_x, held_y = x[-NUM_HELD_OUT:], y[-NUM_HELD_OUT:]
-    found = []
-    for settings in CANDIDATES:
-        part = (x[:-NUM_HELD_OUT], y[:-NUM_HELD_OUT])
+    part = (x[:-NUM_HELD_OUT], y[:-NUM_HELD_OUT])
+
+    def score(settings: Settings) -> Tensor:
         model = train_network(variant, settings, *part, seed=seed, steps=STEPS)
-        found.append(float(mnll(predict(model, held_x, seed=seed).log_prob(held_y))))
-    return CANDIDATES[found.index(min(found))], found
+        return mnll(mixture([model], None, seed, _NUM_DRAWS)(held_x).log_prob(held_y))
+
+    return least_nll(CANDIDATES, score)

@@ -18,6 +18,7 @@ from matplotlib.figure import Figure
 from reproduction.records import Record
 from reproduction.report import (
     SummaryRow,
+    grouped,
     markdown_table,
     mean,
     number,
@@ -69,14 +70,11 @@ def _with_log(record: Record) -> Record:
 
 def rows_of(records: Sequence[Record], scores: Sequence[str]) -> list[SummaryRow]:
     """Average the records of every data set and variant, with differences to the reference."""
-    cells: dict[tuple[str, str], list[Record]] = {}
-    for record in records:
-        cells.setdefault((record["dataset"], record["method"]), []).append(record)
     pairs = {
         (p.dataset, p.rival): p.differences for p in paired_differences(records, REFERENCE, scores)
     }
     rows = []
-    for (dataset, method), own in cells.items():
+    for (dataset, method), own in grouped(records, "dataset", "method").items():
         row: SummaryRow = {"dataset": dataset, "method": method, "num_splits": len(own)}
         for score in scores:
             row |= {f"{score}_mean": mean(own, score), f"{score}_std": std(own, score)}

@@ -16,14 +16,14 @@ from torch import Tensor
 from reproduction.data import load_uci
 from reproduction.methods import DataSize, Grid, Settings
 from reproduction.methods.evaluation import evaluate
-from reproduction.methods.networks import FittedNetwork, make_noise
+from reproduction.methods.networks import FittedNetwork, fit_config, make_noise
 from reproduction.methods.selection import choose
 from reproduction.records import Record
 from reproduction.runner import Unit
 from reproduction.transforms.variants import VARIANTS, Variant, build, reset
 from whvi.likelihoods import TemperedLikelihood
 from whvi.tabular.training import train_finite
-from whvi.training import FitConfig, fit
+from whvi.training import fit
 from whvi.training.config import seeded_generator
 
 HIDDEN = (128, 128)
@@ -74,15 +74,7 @@ class TransformMethod:
         model = build(self.variant, x.shape[-1], HIDDEN, noise.num_features, batch_shape=replicas)
         reset(model, seeded_generator("start", seed))
         steps = min(int(common["steps"]), self.max_steps)
-        config = FitConfig(
-            num_steps=steps,
-            batch_size=int(common["batch"]),
-            learning_rate=factor * float(common["lr"]),
-            warmup_steps=min(200, steps // 4),
-            noise_hold_steps=min(500, steps // 4),
-            record_every=max(1, steps // 10),
-            seed=seed,
-        )
+        config = fit_config({**common, "steps": steps}, seed, factor)
         betas = torch.tensor([float(each["beta"]) for each in settings])
         fit(model, TemperedLikelihood(trained, betas), (x, y), config=config)
         return FittedNetwork(model, noise, seed, None)

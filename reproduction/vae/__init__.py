@@ -13,6 +13,7 @@ from typing import Any
 from reproduction.records import Record, RecordStore
 from reproduction.report import (
     SummaryRow,
+    grouped,
     markdown_table,
     mean,
     number,
@@ -85,9 +86,7 @@ def trained(folder: Path, dataset: str) -> dict[str, Vae]:
 
 def summarise(records: Iterable[Record]) -> list[SummaryRow]:
     """Average the records of every set and method over seeds."""
-    cells: dict[tuple[str, str], list[Record]] = {}
-    for record in records:
-        cells.setdefault((record["dataset"], record["method"]), []).append(record)
+    cells = grouped(records, "dataset", "method")
     ordered = [(d, m) for d in DATASETS for m in METHODS if (d, m) in cells]
     return [{"dataset": d, "method": m, **_row(cells[d, m])} for d, m in ordered]
 

@@ -39,10 +39,7 @@ class VaeWork:
         models = trainer.members(method, unit.dataset, data.train, unit.seed)
         training = trainer.training(method, unit.dataset, unit.seed)
         yield {
-            "method": unit.method,
-            "dataset": unit.dataset,
-            "split": unit.splits[0],
-            "seed": unit.seed,
+            **unit.key(unit.splits[0]),
             **{name: training[name] for name in training if name not in ("method", "dataset")},
             **self._scores(models, data, unit.seed),
             "num_parameters": sum(p.numel() for model in models for p in model.parameters()),

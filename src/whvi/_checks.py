@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from whvi.errors import ConfigError, DataError, ShapeError
 
@@ -62,6 +62,28 @@ def check_positive(name: str, value: float) -> None:
         raise ConfigError(f"{name} must be a finite number above 0, got {value!r}")
 
 
+def check_tensor(name: str, x: object) -> None:
+    """Refuse anything but a tensor."""
+    if not isinstance(x, Tensor):
+        raise ShapeError(
+            f"{name} must be a torch.Tensor, got {type(x).__name__}; use torch.as_tensor"
+        )
+
+
+def check_module(name: str, module: object) -> None:
+    """Refuse anything but a module."""
+    if not isinstance(module, nn.Module):
+        raise ConfigError(f"{name} must be a torch.nn.Module, got {type(module).__name__}")
+
+
+def check_float_dtype(dtype: torch.dtype | None) -> None:
+    """Refuse a data type that parameters cannot have."""
+    if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+        raise ConfigError(
+            f"dtype must be a floating-point type such as torch.float32, got {dtype!r}"
+        )
+
+
 def check_last_dim(name: str, x: Tensor, size: int) -> None:
     """Refuse a tensor whose last dimension is not ``size``."""
     if x.dim() == 0 or x.shape[-1] != size:
@@ -70,6 +92,7 @@ def check_last_dim(name: str, x: Tensor, size: int) -> None:
 
 def check_dtype(name: str, x: Tensor, like: Tensor) -> None:
     """Refuse a tensor whose data type or device is not that of a layer's parameters."""
+    check_tensor(name, x)
     if x.dtype is not like.dtype or x.device != like.device:
         raise ShapeError(
             f"{name} is {x.dtype} on {x.device} but the layer is {like.dtype} on {like.device}; "

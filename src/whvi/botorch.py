@@ -18,12 +18,12 @@ from torch import Tensor, nn
 
 from whvi._checks import check_last_dim, check_positive_int
 from whvi.errors import ConfigError, MissingDependencyError, ShapeError
-from whvi.functions import batch_shape_of
+from whvi.functions import batch_shape_of, in_mode
 from whvi.gp import RandomFeatureGP
 from whvi.likelihoods import Gaussian, Likelihood
 from whvi.likelihoods.base import RealLikelihood
 from whvi.linearized import LinearizedPosterior
-from whvi.linearized.jacobians import evaluating, jacobian_by_transforms
+from whvi.linearized.jacobians import jacobian_by_transforms
 from whvi.sampling import WeightDraws, sampling
 
 try:
@@ -201,7 +201,7 @@ class _Tangent(_Gaussian):
     def _jacobian(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return ``f (n,)`` and ``J (n, P)`` of rows ``(n, d)``, with gradients in ``x``."""
         model, space = self.tangent.model, self.tangent.space
-        with evaluating(model):
+        with in_mode(model, training=False):
             f, J = jacobian_by_transforms(model, x.to(self.dtype), space)
         return f.squeeze(-1).double(), J.squeeze(-2).double()
 
@@ -239,7 +239,7 @@ class _Draws:
         """Return ``(*batch, S, q, m)`` at ``X (*batch, q, d)``."""
         first = next(self.model.parameters())
         rows = X.reshape(-1, X.shape[-1]).to(first)
-        with evaluating(self.model), sampling(self.sampler):
+        with in_mode(self.model, training=False), sampling(self.sampler):
             if not self.is_drawn:  # outside any graph, so that later calls can share them
                 with torch.no_grad():
                     self.model(rows[:1].expand(self.num_draws, 1, -1))

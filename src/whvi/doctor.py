@@ -29,12 +29,17 @@ _EXTRAS = {  # optional package -> the extra that installs it
     "scikit-learn": "sklearn",
     "jinja2": "report",
     "typer": "cli",
+    "pyarrow": "cli",
+    "openpyxl": "cli",
     "matplotlib": "plots",
     "pooch": "data",
     "scipy": "data",
     "gpytorch": "gp",
     "joblib": "experiments",
     "triton": "gpu",
+    "onnx": "export",
+    "onnxscript": "export",
+    "onnxruntime": "clients",
 }
 _VARIABLES = {
     "WHVI_KERNEL": "0 turns the compiled kernel off",

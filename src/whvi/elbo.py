@@ -16,13 +16,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from whvi._checks import check_positive_int
+from whvi._checks import check_module, check_positive_int, check_tensor
 from whvi._kernel.backend import differentiable_gradients
-from whvi.errors import ConfigError
+from whvi.errors import ConfigError, DataError
 from whvi.functions import (
     Inputs,
     batch_shape_of,
     check_rows,
+    count_rows,
     local_function_values,
     row_axis,
     with_draws,
@@ -69,7 +70,7 @@ def elbo(
         x: Batch ``(B, ...)`` shared by the replicas, or ``(*batch_shape, B, ...)``; a tuple or
             mapping of tensors is passed on as ``model(*x)`` or ``model(**x)``.
         y: Targets ``(B,)``, ``(B, out)``, ``(*batch_shape, B)`` or ``(*batch_shape, B, out)``.
-        num_data: ``N``, rows of the whole training set (per replica).
+        num_data: ``N``, rows of the whole training set (per replica): no fewer than the batch has.
         num_draws: ``S``, draws per row.
         beta: Weight of the KL in :attr:`Elbo.value`.
         generator: Source of randomness; ``None`` is torch's default generator.
@@ -81,11 +82,14 @@ def elbo(
     check_positive_int("num_draws", num_draws)
     if not beta >= 0:
         raise ConfigError(f"beta must be a number of at least 0, got {beta!r}")
+    check_module("model", model)
+    check_tensor("y", y)
     compiled = None
     if isinstance(x, Tensor) and not (x.requires_grad or y.requires_grad):
         compiled = compiled_now(model)
     batch_shape = batch_shape_of(model) if compiled is None else compiled.batch_shape
     check_rows(x, batch_shape)
+    _check_counts(count_rows(x, batch_shape), num_data)
     if compiled is not None and isinstance(x, Tensor) and x.dim() == row_axis(x, batch_shape) + 2:
         rows = with_draws(x, batch_shape, num_draws)
         given = (model, compiled, likelihood, rows, y, num_data, draw_seed(generator))
@@ -96,6 +100,16 @@ def elbo(
     with sampling(LocalReparameterization(generator)):  # for KLs that are estimated
         kl_value = kl(model)
     return elbo_of_values(likelihood, f, y, kl_value, num_data=num_data, beta=beta)
+
+
+def _check_counts(num_rows: int, num_data: int) -> None:
+    if num_rows == 0:
+        raise DataError("the batch has no rows, so it says nothing of the data; leave it out")
+    if num_data < num_rows:
+        raise ConfigError(
+            f"num_data counts the rows of the whole training set, at least the {num_rows} of this "
+            f"batch, got {num_data}; pass len(dataset), not a number of batches"
+        )
 
 
 def elbo_of_values(

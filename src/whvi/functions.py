@@ -11,7 +11,8 @@ Inputs are a tensor, a tuple for ``model(*x)`` or a mapping for ``model(**x)``, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -75,6 +76,12 @@ def row_axis(x: Tensor, batch_shape: tuple[int, ...]) -> int:
     """
     k = len(batch_shape)
     return k if x.dim() >= k + 2 and x.shape[:k] == batch_shape else 0
+
+
+def count_rows(x: Inputs, batch_shape: tuple[int, ...]) -> int:
+    """Return ``N``."""
+    first = x if isinstance(x, Tensor) else _tensors(x)[0]
+    return first.shape[row_axis(first, batch_shape)]
 
 
 def local_function_values(
@@ -148,6 +155,18 @@ def mean_function(model: nn.Module, x: Inputs, *, batch_size: int | None = None)
     with sampling(MeanWeights()):
         parts = [call(model, _with_replicas(chunk, batch_shape)) for chunk in chunks]
     return torch.cat(parts, dim=len(batch_shape))
+
+
+@contextlib.contextmanager
+def in_mode(model: nn.Module, *, training: bool) -> Iterator[None]:
+    """Put ordinary modules (dropout, batch norm) in a mode, and each back afterwards."""
+    former = [(module, module.training) for module in model.modules()]
+    model.train(training)
+    try:
+        yield
+    finally:
+        for module, mode in former:
+            module.training = mode
 
 
 def call(model: nn.Module, x: Inputs) -> Tensor:
@@ -239,8 +258,7 @@ def _chunks(x: Inputs, batch_shape: tuple[int, ...], batch_size: int | None) -> 
     if batch_size is None:
         return [x]
     check_positive_int("batch_size", batch_size)
-    first = _tensors(x)[0]
-    num_rows, parts = first.shape[row_axis(first, batch_shape)], []
+    num_rows, parts = count_rows(x, batch_shape), []
     for start in range(0, num_rows, batch_size):
         length = min(batch_size, num_rows - start)
         part = map_tensors(lambda t: t.narrow(row_axis(t, batch_shape), start, length), x)  # noqa: B023 - used at once

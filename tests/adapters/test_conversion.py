@@ -287,6 +287,12 @@ def test_what_cannot_be_is_refused(options, message) -> None:
     assert all(p.requires_grad for p in net.parameters())
 
 
+@pytest.mark.parametrize("function", [whvi.convert, whvi.unconvert])
+def test_what_is_no_model_is_refused(function) -> None:
+    with pytest.raises(ConfigError, match=r"model must be a torch\.nn\.Module, got NoneType"):
+        function(None)
+
+
 def test_a_name_is_used_once_and_adapters_are_not_replaced() -> None:
     model = whvi.convert(mlp())
     with pytest.raises(ConfigError, match="has an adapter 'default' already"):

@@ -132,6 +132,25 @@ def test_whole_numbers_are_classes_if_asked(files, tmp_path, capsys):
     assert main(["evaluate", str(tmp_path / "m"), str(data)]) == 0
 
 
+def test_rows_far_from_training_are_named_by_their_line(files, tmp_path, capsys):
+    table, page = tmp_path / "far.csv", tmp_path / "page.html"
+    table.write_text("size,age,town,price\n0,4,A,1\n\n1000,4,A,1\n0,5,A,2\n")
+    assert main(["predict", files["house"], str(table), "-o", str(tmp_path / "out.csv")]) == 0
+    assert "1 of 3 rows are far from all training rows (first: line 4)" in capsys.readouterr().err
+    assert main(["report", files["house"], str(table), "-o", str(page)]) == 0
+    assert "(the farthest first): &#39;line 4&#39;." in page.read_text()
+
+
+def test_identifiers_that_floats_round_are_told(tmp_path, capsys):
+    table = [{"id": 2**53 + 2 * k + 1, "price": k / 7} for k in range(30)]
+    data = write(tmp_path / "ids.csv", ["id", "price"], table)
+    fit = ["fit", data, "-t", "price", *QUICK[:-1], "-o", str(tmp_path / "m")]
+    assert main([*fit, "--likelihood", "gaussian"]) == 0
+    notes = capsys.readouterr().err
+    assert "note: column 'id' holds whole numbers up to 9007199254741052, which are" in notes
+    assert load_model(tmp_path / "m").notes_[0] in notes
+
+
 @pytest.mark.parametrize(("value", "task"), [("3.5", "regression"), ("yes", "classification")])
 def test_a_target_without_differences_is_told(tmp_path, capsys, value, task):
     same = [{"size": k, "price": value} for k in range(30)]

@@ -140,6 +140,13 @@ class LayerSuite:
             assert str(tuple(x.shape)) in str(refused.value)
             assert str(self.case.row[0]) in str(refused.value)
 
+    def test_what_is_no_tensor_is_refused(self) -> None:
+        for given in (self.rows(4).numpy(), self.rows(4).tolist(), None):
+            with pytest.raises(
+                ShapeError, match=f"got {type(given).__name__}; use torch.as_tensor"
+            ):
+                self.make()(given)
+
     @pytest.mark.parametrize(
         "sampler", [WeightDraws(), LocalReparameterization()], ids=["draws", "local"]
     )

@@ -247,6 +247,15 @@ def test_wrong_sizes_are_refused(kind: type[RandomLinear], sizes: tuple[int, int
         kind(*sizes)
 
 
+@pytest.mark.parametrize("options", [{}, {"scales": "gaussian"}, {"num_blocks": 2}])
+@pytest.mark.parametrize("dtype", [torch.int32, torch.complex64, "float32"])
+def test_parameters_are_floats(options: dict[str, object], dtype: object) -> None:
+    with pytest.raises(ConfigError, match=f"dtype must be a floating-point type .* got {dtype!r}"):
+        WHVILinear(4, 3, dtype=dtype, **options)
+    with pytest.raises(ConfigError, match="dtype must be"):
+        MeanFieldLinear(4, 3, dtype=dtype)
+
+
 def test_parameters_are_linear_in_the_width() -> None:
     count = sum(p.numel() for p in WHVILinear(128, 128).parameters())
     assert count == 4 * 128 + 128

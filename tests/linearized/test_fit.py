@@ -176,6 +176,18 @@ def test_bad_options_are_named(options, message):
         linearize(*problem(), **options)
 
 
+@pytest.mark.parametrize(
+    ("data", "kinds"),
+    [(None, "NoneType"), (torch.zeros(4, 2), "Tensor"), ([torch.zeros(4, 2)], "Tensor")],
+)
+def test_what_is_no_data_is_named(data, kinds):
+    model, likelihood, _ = problem()
+    with pytest.raises(DataError, match=rf"data must be tensors \(x, y\), .* got {kinds}$"):
+        linearize(model, likelihood, data)
+    with pytest.raises(ConfigError, match=r"model must be a torch\.nn\.Module, got str"):
+        linearize("model", likelihood, [])
+
+
 def test_bad_rows_are_named():
     model, likelihood, (x, y) = problem()
     x = x.clone()

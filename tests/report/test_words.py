@@ -14,7 +14,6 @@ from whvi.report.words import (
     interval_sentence,
     label_sentences,
     level,
-    listed,
     number,
     regression_sentences,
     share,
@@ -97,4 +96,3 @@ def test_numbers_as_a_reader_likes_them():
     assert (share(0.8871), level(0.995), count(1, "row"), count(1024, "row")) == (
         *("88.7 %", "99.5 %", "1 row", "1,024 rows"),
     )
-    assert listed(["a", "b", "c"], most=2) == "'a', 'b' and 1 more"

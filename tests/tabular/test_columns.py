@@ -11,7 +11,7 @@ from whvi.tabular.inputs import TableSchema
 
 
 def learn(table):
-    return TableSchema.learn(table, named=True, target_names=["y"])
+    return TableSchema.learn(table, named=True, target_names=("y",))
 
 
 def test_columns_are_told_apart():
@@ -23,6 +23,22 @@ def test_columns_are_told_apart():
         "open": "boolean",
         "colour": "categorical",
     }
+
+
+@pytest.mark.parametrize(
+    ("values", "is_told"),
+    [
+        ([2**53 + 1, 2**60], True),
+        ([float(2**60), None], True),
+        ([2**53, 5], False),
+        ([2.0**60, 0.5], False),
+        ([1e30, 2e30], False),
+    ],
+)
+def test_whole_numbers_beyond_a_float_are_told(values, is_told):
+    table = pd.DataFrame({"a": [0.5, 2.0], "id": values})
+    told = learn(table).rounded(table)
+    assert ["column 'id' holds whole numbers up to" in note for note in told] == [True] * is_told
 
 
 def test_encoding_is_one_hot_in_sorted_order():

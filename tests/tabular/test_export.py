@@ -80,7 +80,7 @@ def towns(num_rows: int, seed: int) -> pd.DataFrame:
 )
 def test_columns_are_encoded_as_by_the_schema(columns, num_bins):
     table = towns(80, 0)[columns]
-    schema = TableSchema.learn(table, named=True, target_names=["y"])
+    schema = TableSchema.learn(table, named=True, target_names=("y",))
     targets = np.random.default_rng(2).normal(size=(80, 2))
     schema, encoded = learn_effects(schema, table, targets, seed=0)
     embedding = learn_embedding(encoded, num_bins=num_bins)

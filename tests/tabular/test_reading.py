@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from whvi.errors import ConfigError, DataError, MissingDependencyError
-from whvi.tabular.reading import numeric_columns, open_table, read_table, require_column
+from whvi.tabular.reading import listed, numeric_columns, open_table, read_table, require_column
 
 pd = pytest.importorskip("pandas")
 
@@ -477,3 +477,8 @@ def test_a_long_name_does_not_flood_a_message():
         require_column(read(b"x" * 5000 + b",b\n1,2\n"), "y")
     assert len(str(caught.value)) < 200
     assert "'b'" in str(caught.value)
+
+
+def test_long_lists_of_names_are_cut():
+    assert listed(["a", "b", "c"], most=2) == "'a', 'b' and 1 more"
+    assert listed(["a" * 100]) == f"'{'a' * 79}"

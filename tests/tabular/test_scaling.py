@@ -127,7 +127,7 @@ def towns(rng, num_rows=300, num_towns=30):
 
 
 def learn(table):
-    return TableSchema.learn(table, named=True, target_names=["y"])
+    return TableSchema.learn(table, named=True, target_names=("y",))
 
 
 def test_effects_are_smoothed_means_and_the_log_share(rng):

@@ -167,6 +167,13 @@ def test_a_spent_generator_is_refused():
         take(source, 2)
 
 
+def test_an_empty_batch_is_named():
+    (x, y), end = tiny_data(4), slice(0, 0)
+    source = LoaderBatches([(x, y), (x[end], y[end])], 4, CPU)
+    with pytest.raises(DataError, match="batch 2 of epoch 0 has no rows"):
+        take(source, 2)
+
+
 class TestChecks:
     def source(self, data, num_data=None):
         state = TrainingState(tiny_net(), gaussian(), tiny_config(), Ranks())

@@ -54,6 +54,7 @@ def test_noise_is_that_of_the_generator() -> None:
         (Rotation(8), ConfigError, "has size 8, but 12 entries"),
         (Rotation(16), ShapeError, "takes size 16, got 12"),
         (3, ConfigError, "lacks size, forward, transpose"),
+        (nn.Linear(12, 12), ConfigError, r"Linear\(.*lacks size, transpose"),
     ],
 )
 def test_refusals(transform: object, error: type[Exception], message: str) -> None:

@@ -10,10 +10,10 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -23,6 +23,7 @@ from torch.autograd import forward_ad
 from torch.compiler import is_compiling
 
 KERNEL_DTYPES = (torch.float32, torch.float64)
+_Made = TypeVar("_Made")
 PLAIN_TYPES = (Tensor, torch.nn.Parameter)  # not fake, batched or otherwise wrapped tensors
 
 
@@ -52,6 +53,17 @@ kernel = backend.kernel
 def kernel_takes(x: Tensor) -> bool:
     """Tell whether the compiled kernel may read the memory of ``x``."""
     return kernel is not None and x.is_cpu and x.dtype in KERNEL_DTYPES and type(x) in PLAIN_TYPES
+
+
+def kept(make: Callable[..., _Made]) -> Callable[..., _Made]:
+    """Keep what ``make`` returns for each of its arguments, usable in and out of inference mode."""
+
+    @lru_cache(maxsize=64)
+    def cached(*arguments: Any, **options: Any) -> _Made:
+        with torch.inference_mode(False):
+            return make(*arguments, **options)
+
+    return cached
 
 
 _GPU_OFF = os.environ.get("WHVI_TRITON", "1") == "0"

@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import nn
 
+from whvi._checks import check_module
 from whvi.adapters.adapted import Adapted, Trained, adapter_names, use_adapter
 from whvi.adapters.kinds import plain_of, plain_weight, twin_of
 from whvi.adapters.select import Selection, find_layers, meets, walk
@@ -55,6 +56,7 @@ def convert(
         The model, with the same forward signature. :func:`whvi.kl`, ``elbo``, ``fit`` and
         ``linearize`` take it as any model with Bayesian layers.
     """
+    check_module("model", model)
     if mode not in ("adapt", "replace"):
         raise ConfigError(f"mode must be 'adapt' or 'replace', got {mode!r}")
     if mode == "replace" and (train is not None or name != "default"):
@@ -149,6 +151,7 @@ def unconvert(model: nn.Module, *, inplace: bool = False) -> nn.Module:
         model: A model made by :func:`convert`, or any with Bayesian layers without replicas.
         inplace: Change ``model`` itself instead of a copy.
     """
+    check_module("model", model)
     model = model if inplace else copy.deepcopy(model)
 
     def plain(module: nn.Module) -> nn.Module:

@@ -7,18 +7,22 @@ Nothing heavy is imported here, so that ``--help`` is quick; what the verbs do i
 from __future__ import annotations
 
 import contextlib
+import inspect
 import os
 import re
 import signal
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from whvi.errors import WhviError
+
+if TYPE_CHECKING:
+    from whvi.cli.commands import TableOptions
 
 WRONG_CALL, INTERRUPTED = 2, 130
 _NO_MEMORY = re.compile("can't allocate memory|out of memory|bad_alloc", re.IGNORECASE)
@@ -55,8 +59,7 @@ NaValues = Annotated[
     list[str] | None, typer.Option("--na-values", help="Text of a missing cell; repeat for more.")
 ]
 Folds = Annotated[
-    int | None,
-    typer.Option("--cv", min=2, help="Score so many folds, then fit all rows."),
+    int | None, typer.Option("--cv", min=2, help="Score so many folds, then fit all rows.")
 ]
 Holdout = Annotated[
     float | None,
@@ -72,8 +75,7 @@ LearnSplit = Annotated[
     bool, typer.Option("--learn-split", help="The column of --group, --time is an input too.")
 ]
 Checkpoint = Annotated[
-    str | None,
-    typer.Option("--checkpoint", help="Folder to go on from if the command is stopped."),
+    str | None, typer.Option("--checkpoint", help="Folder to go on from if the command is stopped.")
 ]
 Categorical = Annotated[
     list[str] | None, typer.Option("--categorical", help="Column of categories; repeat.")
@@ -82,6 +84,44 @@ Numeric = Annotated[list[str] | None, typer.Option("--numeric", help="Column of 
 AsJson = Annotated[bool, typer.Option("--json", help="Write JSON.")]
 Level = Annotated[float, typer.Option("--level", help="Probability inside an interval.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress and notes on stderr.")]
+
+
+def _reading(
+    quiet: Quiet = False,
+    separator: Separator = None,
+    decimal: DecimalMark = ".",
+    encoding: Encoding = "utf-8",
+    thousands: Thousands = None,
+    na_values: NaValues = None,
+) -> TableOptions:
+    from whvi.cli.commands import TableOptions
+    from whvi.tabular.reading import CellStyle
+
+    style = CellStyle(
+        separator={"\\t": "\t", "tab": "\t"}.get(separator or "", separator),
+        decimal=decimal,
+        thousands=thousands,
+        encoding=encoding,
+        na_values=(*(na_values or ()),),
+        spell=lambda name, value: f"--{name} {value}",
+    )
+    return TableOptions(style, quiet)
+
+
+def reads_tables(verb: Callable[..., None]) -> Callable[..., None]:
+    """Give a verb that takes ``options`` those options of the command line that make them."""
+    names = {"TableOptions": object}  # which is not imported here
+    own = inspect.signature(verb, locals=names, eval_str=True)
+    reading = inspect.signature(_reading, locals=names, eval_str=True).parameters
+
+    def command(**given: Any) -> None:
+        verb(options=_reading(**{name: given.pop(name) for name in reading}), **given)
+
+    others = [each for each in own.parameters.values() if each.name != "options"]
+    signature = own.replace(parameters=[*others, *reading.values()])
+    command.__name__, command.__doc__ = verb.__name__, verb.__doc__
+    command.__signature__ = signature  # type: ignore[attr-defined]  # what typer reads
+    return command
 
 
 @app.callback(invoke_without_command=True)
@@ -99,7 +139,9 @@ def front(
 
 
 @app.command()
+@reads_tables
 def fit(
+    options: TableOptions,
     table: TableFile,
     target: Annotated[str, typer.Option("--target", "-t", help="Column to predict.")],
     output: Annotated[str, typer.Option("--output", "-o", help="Model file to write.")],
@@ -128,15 +170,9 @@ def fit(
     group: Group = None,
     time: Time = None,
     learn_split: LearnSplit = False,
-    quiet: Quiet = False,
-    separator: Separator = None,
-    decimal: DecimalMark = ".",
-    encoding: Encoding = "utf-8",
-    thousands: Thousands = None,
-    na_values: NaValues = None,
 ) -> None:
     """Fit a model to a table and write it to a file."""
-    from whvi.cli.commands import TableOptions, fit_table
+    from whvi.cli.commands import fit_table
 
     split = (cv, holdout, group, time, learn_split)
     validation = None
@@ -147,7 +183,7 @@ def fit(
     fit_table(
         table,
         output,
-        TableOptions(separator, decimal, encoding, thousands, (*(na_values or ()),), quiet),
+        options,
         target=target,
         task=task,
         likelihood=likelihood,
@@ -166,7 +202,9 @@ def fit(
 
 
 @app.command()
+@reads_tables
 def predict(
+    options: TableOptions,
     model: ModelFile,
     table: TableFile,
     output: Annotated[
@@ -177,127 +215,90 @@ def predict(
     keep: Annotated[
         list[str] | None, typer.Option("--keep", help="Column to copy; repeat for more.")
     ] = None,
-    quiet: Quiet = False,
-    separator: Separator = None,
-    decimal: DecimalMark = ".",
-    encoding: Encoding = "utf-8",
-    thousands: Thousands = None,
-    na_values: NaValues = None,
 ) -> None:
     """Predict every row of a table: mean, std, epistemic, aleatoric, lower, upper; or classes."""
-    from whvi.cli.commands import TableOptions, predict_table
+    from whvi.cli.commands import predict_table
 
-    options = TableOptions(separator, decimal, encoding, thousands, (*(na_values or ()),), quiet)
     predict_table(model, table, output, options, level=level, keep=keep or [])
 
 
 @app.command()
+@reads_tables
 def evaluate(
+    options: TableOptions,
     model: ModelFile,
     table: TableFile,
     as_json: AsJson = False,
     level: Level = 0.9,
-    quiet: Quiet = False,
-    separator: Separator = None,
-    decimal: DecimalMark = ".",
-    encoding: Encoding = "utf-8",
-    thousands: Thousands = None,
-    na_values: NaValues = None,
 ) -> None:
     """Score predictions against the target column of a table."""
-    from whvi.cli.commands import TableOptions
     from whvi.cli.judging import evaluate_table
 
-    options = TableOptions(separator, decimal, encoding, thousands, (*(na_values or ()),), quiet)
     evaluate_table(model, table, options, level=level, as_json=as_json)
 
 
 @app.command()
+@reads_tables
 def compare(
+    options: TableOptions,
     models: Annotated[
         list[str], typer.Argument(metavar="MODEL MODEL...", help="Model files of one target.")
     ],
     table: TableFile,
     as_json: AsJson = False,
     level: Level = 0.9,
-    quiet: Quiet = False,
-    separator: Separator = None,
-    decimal: DecimalMark = ".",
-    encoding: Encoding = "utf-8",
-    thousands: Thousands = None,
-    na_values: NaValues = None,
 ) -> None:
     """Score several models on the same rows, and tell whether they differ by more than chance."""
-    from whvi.cli.commands import TableOptions
     from whvi.cli.comparing import compare_models
 
-    options = TableOptions(separator, decimal, encoding, thousands, (*(na_values or ()),), quiet)
     compare_models(models, table, options, level=level, as_json=as_json)
 
 
 @app.command()
+@reads_tables
 def report(
+    options: TableOptions,
     model: ModelFile,
     table: TableFile,
     output: Annotated[
         str, typer.Option("--output", "-o", help="HTML file; '-' is standard output.")
     ],
     level: Level = 0.9,
-    quiet: Quiet = False,
-    separator: Separator = None,
-    decimal: DecimalMark = ".",
-    encoding: Encoding = "utf-8",
-    thousands: Thousands = None,
-    na_values: NaValues = None,
 ) -> None:
     """Write a page with scores, pictures and plain words on how good the model is on a table."""
-    from whvi.cli.commands import TableOptions
     from whvi.cli.judging import report_table
 
-    options = TableOptions(separator, decimal, encoding, thousands, (*(na_values or ()),), quiet)
     report_table(model, table, output, options, level=level)
 
 
 @app.command()
+@reads_tables
 def importance(
+    options: TableOptions,
     model: ModelFile,
     table: TableFile,
     as_json: AsJson = False,
-    quiet: Quiet = False,
-    separator: Separator = None,
-    decimal: DecimalMark = ".",
-    encoding: Encoding = "utf-8",
-    thousands: Thousands = None,
-    na_values: NaValues = None,
 ) -> None:
     """Tell which columns matter: how much worse predictions are when their values are shuffled."""
-    from whvi.cli.commands import TableOptions
     from whvi.cli.explaining import print_importances
 
-    options = TableOptions(separator, decimal, encoding, thousands, (*(na_values or ()),), quiet)
     print_importances(model, table, options, as_json=as_json)
 
 
 @app.command()
+@reads_tables
 def explain(
+    options: TableOptions,
     model: ModelFile,
     table: TableFile,
     background: Annotated[
         str, typer.Option("--background", help="Rows to compare with, such as the training table.")
     ],
     output: Annotated[str, typer.Option("--output", "-o", help="As of 'predict'.")] = "-",
-    quiet: Quiet = False,
-    separator: Separator = None,
-    decimal: DecimalMark = ".",
-    encoding: Encoding = "utf-8",
-    thousands: Thousands = None,
-    na_values: NaValues = None,
 ) -> None:
     """Tell why rows are predicted as they are: what each column contributes, and how surely."""
-    from whvi.cli.commands import TableOptions
     from whvi.cli.explaining import explain_rows
 
-    options = TableOptions(separator, decimal, encoding, thousands, (*(na_values or ()),), quiet)
     explain_rows(model, table, background, output, options)
 
 

@@ -6,7 +6,7 @@ import math
 import shlex
 import sys
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -52,11 +52,7 @@ _MOMENTS = ["mean", "std", "epistemic", "aleatoric", "lower", "upper"]
 class TableOptions:
     """How to read a table, and whether to say what is odd about it."""
 
-    separator: str | None = None
-    decimal: str = "."
-    encoding: str = "utf-8"
-    thousands: str | None = None
-    na_values: tuple[str, ...] = ()
+    style: CellStyle = field(default_factory=CellStyle)
     quiet: bool = False
 
     def note(self, message: str) -> None:
@@ -66,16 +62,8 @@ class TableOptions:
 
     def open(self, source: str) -> Table:
         """Read a table from a path or, for ``-``, from standard input; errors name the table."""
-        style = CellStyle(
-            separator={"\\t": "\t", "tab": "\t"}.get(self.separator or "", self.separator),
-            decimal=self.decimal,
-            thousands=self.thousands,
-            encoding=self.encoding,
-            na_values=self.na_values,
-            spell=lambda name, value: f"--{name} {value}",
-        )
         try:
-            table = open_table(sys.stdin.buffer if source == STREAM else source, style)
+            table = open_table(sys.stdin.buffer if source == STREAM else source, self.style)
         except DataError as error:
             name = "standard input" if source == STREAM else source
             raise error if repr(source) in str(error) else DataError(f"{name}: {error}") from error
@@ -280,8 +268,8 @@ def predict_table(
     *found, far = _moments(predictor, x, level) if classes is None else _class_columns(predictor, x)
     if num_far := int((far > _FAR).sum()):
         options.note(
-            f"{num_far} of {len(far)} rows are far from all training rows (first: row "
-            f"{int((far > _FAR).argmax())}, counted from 0): the model knows little there"
+            f"{num_far} of {len(far)} rows are far from all training rows (first: "
+            f"{place(x.iloc[:, 0], int((far > _FAR).argmax()))}): the model knows little there"
         )
     if not all(np.isfinite(each).all() for each in found[classes is not None :]):
         raise DataError("the model predicts values that are not finite; it is not usable")

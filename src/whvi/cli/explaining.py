@@ -36,6 +36,8 @@ def print_importances(
     model_file: str, source: str, options: TableOptions, *, as_json: bool
 ) -> None:
     """Print the importance of every column on a table with its target."""
+    from whvi.report.explanations import spread_rows
+
     check_one_target(load_predictor(model_file))  # which refuses models of another kind
     model: Any = load_model(model_file)
     table = options.open(source)
@@ -44,7 +46,7 @@ def print_importances(
         from whvi.report.scores import label_numbers
 
         y = model.classes_[label_numbers(model.classes_, y).numpy()]
-    rows = np.unique(np.linspace(0, len(x) - 1, _MOST_ROWS).astype(int))
+    rows = spread_rows(len(x), _MOST_ROWS)
     if len(rows) < len(x):
         options.note(f"measured on {len(rows):,} of {len(x):,} rows, from the first to the last")
     found = importances(model, x.iloc[rows], y[rows])

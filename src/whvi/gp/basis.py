@@ -18,7 +18,6 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from functools import lru_cache
 from typing import Any, cast, final
 
 import torch
@@ -29,6 +28,7 @@ from whvi._checks import next_power_of_two
 from whvi._kernel.backend import is_tracing, is_transformed
 from whvi.gp.features import RandomFeatures
 from whvi.transforms import fwht, fwht_, hadamard_matrix
+from whvi.transforms.plain import kept_hadamard_matrix
 
 Operands = tuple[Tensor, ...]
 Derivative = Callable[[Tensor], Tensor]
@@ -266,7 +266,7 @@ class _ColumnProduct(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, square: Tensor, s1: Tensor, s2: Tensor) -> Tensor:
         ctx.save_for_backward(square, s1, s2)
-        left = s1.unsqueeze(-1) * _cached_hadamard(len(s1), s1.dtype, s1.device)
+        left = s1.unsqueeze(-1) * kept_hadamard_matrix(len(s1), dtype=s1.dtype, device=s1.device)
         return fwht_(square * s2).mul_(left).sum(-2)
 
     @staticmethod
@@ -279,10 +279,5 @@ class _ColumnProduct(torch.autograd.Function):
 
 def dyadic_matrix(g: Tensor) -> Tensor:
     """Return ``H diag(g) H``, shape ``(..., D, D)``: entry ``(i, j)`` depends on ``i ^ j`` only."""
-    return fwht(_cached_hadamard(g.shape[-1], g.dtype, g.device) * g.unsqueeze(-2))
-
-
-@lru_cache(maxsize=64)
-def _cached_hadamard(size: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    with torch.inference_mode(False):
-        return hadamard_matrix(size, dtype=dtype, device=device)
+    H = kept_hadamard_matrix(g.shape[-1], dtype=g.dtype, device=g.device)
+    return fwht(H * g.unsqueeze(-2))

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.compiler import is_compiling
 from torch.fx import Proxy
 
+from whvi._checks import check_tensor
 from whvi._kernel import traced
 from whvi.errors import ConfigError, ShapeError
 from whvi.layers.protocol import BayesianLayer, as_fx_leaf
@@ -63,6 +64,7 @@ class MCDropout(BayesianLayer):
         given: Any = x
         if isinstance(given, Proxy):
             return cast(Tensor, as_fx_leaf(self, given))
+        check_tensor("input", x)
         axes = len(self.batch_shape)
         if x.dim() <= axes or tuple(x.shape[:axes]) != self.batch_shape:
             raise ShapeError(

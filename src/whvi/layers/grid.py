@@ -11,7 +11,6 @@ none: ``192 = 3 · 64``. The vectors of all blocks lie one after the other, slic
 
 from __future__ import annotations
 
-import math
 from typing import final
 
 import torch
@@ -26,7 +25,7 @@ from whvi.errors import ConfigError
 from whvi.functional import dense_matrix
 from whvi.layers.matrix import OutputMoments, RandomMatrix, WeightMoments
 from whvi.layers.mixed import drawn_entries, mixing_variance
-from whvi.layers.structured import POSTERIOR_SCALE, check_num_weights, moments_of, reset_vectors
+from whvi.layers.structured import check_num_weights, moments_of, reset_structured
 from whvi.posteriors import DiagonalGaussian, PosteriorFactory, make_posterior
 from whvi.priors import Prior, PriorFactory, make_prior
 from whvi.sampling import LocalReparameterization, Sampler, insert_inner_axes
@@ -57,9 +56,7 @@ class GridMatrix(RandomMatrix):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__()
-        check_positive_int("in_features", in_features)
-        check_positive_int("out_features", out_features)
+        super().__init__(in_features, out_features, batch_shape, dtype)
         check_positive_int("num_blocks", num_blocks)
         if num_blocks > in_features:
             raise ConfigError(
@@ -67,14 +64,12 @@ class GridMatrix(RandomMatrix):
                 f"got {num_blocks}"
             )
         width = -(-in_features // num_blocks)
-        self.batch_shape = tuple(batch_shape)
         self.mixing = make_mixing(
             transform, width, batch_shape=self.batch_shape, device=device, dtype=dtype
         )
         size = self.mixing.size
         self.plan = BlockPlan(width, out_features, size, -(-out_features // size), False)
         self.num_slices = -(-in_features // width)
-        self.in_features, self.out_features = in_features, out_features
         shape = (*self.batch_shape, self.num_slices * self.plan.vector_size)
         self.s1 = nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
         self.s2 = nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
@@ -86,10 +81,7 @@ class GridMatrix(RandomMatrix):
     @torch.no_grad()
     def reset_parameters(self, *, generator: torch.Generator | None = None) -> None:
         """Start with ``var(W) = 2 / in_features``, as a :class:`StructuredMatrix` does."""
-        reset_vectors(self.s1, self.s2, generator)
-        mean_std = math.sqrt(2 * self.plan.block_size / self.in_features)
-        self.posterior.reset(mean_std, POSTERIOR_SCALE, generator=generator)
-        self.mixing.reset_parameters(generator=generator)
+        reset_structured(self, generator)
 
     def multiply(self, x: Tensor, bias: Tensor | None, sampler: Sampler) -> Tensor:
         """See :meth:`RandomMatrix.multiply`: slices are replicas of one product, and add up."""

@@ -265,15 +265,16 @@ class RandomLinear(RandomAffine):
     def _check(self, x: Tensor) -> None:
         loc, axes = self.matrix.posterior.loc, len(self.batch_shape)
         if (
-            x.dtype is loc.dtype
+            isinstance(x, Tensor)
+            and x.dtype is loc.dtype
             and x.device == loc.device
             and x.dim() > axes
             and x.shape[-1] == self.in_features
             and (not axes or x.shape[:axes] == self.batch_shape)
         ):
             return
-        check_last_dim("input", x, self.in_features)
         check_dtype("input", x, loc)
+        check_last_dim("input", x, self.in_features)
         raise ShapeError(
             f"input of a layer with batch_shape {self.batch_shape} must have shape "
             f"({', '.join(map(str, self.batch_shape))}, ..., {self.in_features}), got "

@@ -14,7 +14,7 @@ from typing import NamedTuple, final
 import torch
 from torch import Tensor, nn
 
-from whvi._checks import check_positive_int
+from whvi._checks import check_float_dtype, check_positive_int
 from whvi._kernel.dense import local_linear
 from whvi.posteriors import DiagonalGaussian, Posterior
 from whvi.posteriors.base import samples_first
@@ -47,6 +47,20 @@ class RandomMatrix(nn.Module, ABC):
     batch_shape: tuple[int, ...]
     posterior: Posterior
     prior: Prior
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        batch_shape: tuple[int, ...],
+        dtype: torch.dtype | None,
+    ) -> None:
+        super().__init__()
+        check_positive_int("in_features", in_features)
+        check_positive_int("out_features", out_features)
+        check_float_dtype(dtype)
+        self.in_features, self.out_features = in_features, out_features
+        self.batch_shape = tuple(batch_shape)
 
     @abstractmethod
     def multiply(self, x: Tensor, bias: Tensor | None, sampler: Sampler) -> Tensor:
@@ -125,11 +139,7 @@ class DenseGaussianMatrix(RandomMatrix):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__()
-        check_positive_int("in_features", in_features)
-        check_positive_int("out_features", out_features)
-        self.in_features, self.out_features = in_features, out_features
-        self.batch_shape = tuple(batch_shape)
+        super().__init__(in_features, out_features, batch_shape, dtype)
         shape = (*self.batch_shape, out_features, in_features)
         self.posterior: DiagonalGaussian = DiagonalGaussian(shape, device=device, dtype=dtype)
         self.prior = make_prior(prior, self.batch_shape, device=device, dtype=dtype)

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.fx import Proxy
 from torch.optim.swa_utils import AveragedModel
 
+from whvi._checks import check_module
 from whvi._kernel.backend import without_autocast
 from whvi.posteriors import Posterior
 from whvi.posteriors.base import sum_of_kls
@@ -59,6 +60,7 @@ def bayesian_layers(model: nn.Module) -> list[BayesianLayer]:
     left out: an average of weights beside the model, and all but the active one of peft's
     ``modules_to_save``.
     """
+    check_module("model", model)
     found: dict[nn.Module, None] = {}
     waiting = [model]
     while waiting:

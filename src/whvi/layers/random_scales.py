@@ -27,7 +27,7 @@ from whvi.layers.structured import (
     POSTERIOR_SCALE,
     check_num_weights,
     plan_blocks,
-    reset_vectors,
+    reset_structured,
     trim_blocks,
 )
 from whvi.posteriors import DiagonalGaussian, Posterior, PosteriorFactory, make_posterior
@@ -61,9 +61,7 @@ class RandomScalesMatrix(RandomMatrix):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__()
-        self.in_features, self.out_features = in_features, out_features
-        self.batch_shape = tuple(batch_shape)
+        super().__init__(in_features, out_features, batch_shape, dtype)
         self.plan, self.mixing = plan_blocks(
             in_features, out_features, transform, self.batch_shape, device=device, dtype=dtype
         )
@@ -80,10 +78,7 @@ class RandomScalesMatrix(RandomMatrix):
         """Start as a :class:`StructuredMatrix` whose scales have standard deviations of 0.1."""
         self.s1_posterior.reset(0.0, POSTERIOR_SCALE, generator=generator)
         self.s2_posterior.reset(0.0, POSTERIOR_SCALE, generator=generator)
-        reset_vectors(self.s1, self.s2, generator)
-        mean_std = math.sqrt(2 * self.plan.block_size / self.in_features)
-        self.posterior.reset(mean_std, POSTERIOR_SCALE, generator=generator)
-        self.mixing.reset_parameters(generator=generator)
+        reset_structured(self, generator)
 
     @property
     def s1(self) -> torch.nn.Parameter:

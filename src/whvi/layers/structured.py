@@ -9,7 +9,7 @@ another transform ``M(g) = T diag(g) Tᵀ`` stands in the place of ``H diag(g) H
 from __future__ import annotations
 
 import math
-from typing import final
+from typing import Any, final
 
 import torch
 from torch import Tensor, nn
@@ -83,9 +83,7 @@ class StructuredMatrix(RandomMatrix):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__()
-        self.in_features, self.out_features = in_features, out_features
-        self.batch_shape = tuple(batch_shape)
+        super().__init__(in_features, out_features, batch_shape, dtype)
         self.plan, self.mixing = plan_blocks(
             in_features, out_features, transform, self.batch_shape, device=device, dtype=dtype
         )
@@ -104,11 +102,7 @@ class StructuredMatrix(RandomMatrix):
 
         ``var(W) = var(g) / D``, so the means of ``g`` are drawn with variance ``2 D / in``.
         """
-        reset_vectors(self.s1, self.s2, generator)
-        mean_std = math.sqrt(2 * self.plan.block_size / self.in_features)
-        self.posterior.reset(mean_std, POSTERIOR_SCALE, generator=generator)
-        if not self._is_hadamard:  # which learns nothing
-            self.mixing.reset_parameters(generator=generator)
+        reset_structured(self, generator)
 
     def multiply(self, x: Tensor, bias: Tensor | None, sampler: Sampler) -> Tensor:
         """See :meth:`RandomMatrix.multiply`; a diagonal posterior draws inside the product."""
@@ -211,10 +205,14 @@ class StructuredMatrix(RandomMatrix):
         return f"{self.in_features} → {self.out_features}: {form} of {D} × {D}{named}"
 
 
-def reset_vectors(s1: Tensor, s2: Tensor, generator: torch.Generator | None) -> None:
-    """Set ``s1 = 1`` and random signs ``s2``, in place."""
-    s1.fill_(1.0)
-    s2.bernoulli_(0.5, generator=generator).mul_(2).sub_(1)
+def reset_structured(matrix: Any, generator: torch.Generator | None) -> None:
+    """Set ``s1 = 1`` and random signs ``s2``, draw ``g``, and what the mixing learns, in place."""
+    matrix.s1.fill_(1.0)
+    matrix.s2.bernoulli_(0.5, generator=generator).mul_(2).sub_(1)
+    mean_std = math.sqrt(2 * matrix.plan.block_size / matrix.in_features)
+    matrix.posterior.reset(mean_std, POSTERIOR_SCALE, generator=generator)
+    if not isinstance(matrix.mixing, Hadamard):  # which learns nothing
+        matrix.mixing.reset_parameters(generator=generator)
 
 
 def trim_blocks(blocks: Tensor, plan: BlockPlan) -> Tensor:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from whvi._checks import check_finite, check_positive_int
+from whvi._checks import check_finite, check_float_dtype, check_positive_int
 from whvi.errors import DataError, ShapeError
 from whvi.predictive import Predictive, align_targets
 
@@ -156,6 +156,7 @@ class RealLikelihood(Likelihood):
         dtype: torch.dtype | None,
     ) -> None:
         super().__init__(num_outputs, batch_shape)
+        check_float_dtype(dtype)
         shape = (*self.batch_shape, num_outputs)
         self.register_buffer("target_mean", torch.zeros(shape, device=device, dtype=dtype))
         self.register_buffer("target_scale", torch.ones(shape, device=device, dtype=dtype))

@@ -37,11 +37,6 @@ from whvi.likelihoods import (
 from whvi.likelihoods.gaussian import MIN_NOISE_VARIANCE
 
 
-def curvature_root(likelihood: Likelihood, f: Tensor) -> Tensor:
-    """Return ``L (*batch_shape, N, F, F)`` with ``R = L Lᵀ`` for ``f (*batch_shape, N, F)``."""
-    return _root(likelihood, f)
-
-
 def slope(likelihood: Likelihood, f: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     """Return ``log p(y | f)``, shape ``(*batch_shape, N)``, and its gradient in ``f``."""
     with torch.enable_grad():
@@ -52,7 +47,8 @@ def slope(likelihood: Likelihood, f: Tensor, y: Tensor) -> tuple[Tensor, Tensor]
 
 
 @singledispatch
-def _root(likelihood: Likelihood, f: Tensor) -> Tensor:
+def curvature_root(likelihood: Likelihood, f: Tensor) -> Tensor:
+    """Return ``L (*batch_shape, N, F, F)`` with ``R = L Lᵀ`` for ``f (*batch_shape, N, F)``."""
     raise ConfigError(f"no curvature is known for the likelihood {type(likelihood).__name__}")
 
 
@@ -61,20 +57,20 @@ def _per_row(value: Tensor) -> Tensor:
     return value.detach().unsqueeze(-2)
 
 
-@_root.register
+@curvature_root.register
 def _(likelihood: Gaussian, f: Tensor) -> Tensor:
     variance = likelihood.log_noise_variance.to(f.dtype).exp() + MIN_NOISE_VARIANCE
     return torch.diag_embed(_per_row(variance.rsqrt()).expand_as(f))
 
 
-@_root.register
+@curvature_root.register
 def _(likelihood: HeteroscedasticGaussian, f: Tensor) -> Tensor:
     variance = likelihood.noise_variance(f.unsqueeze(-3)).squeeze(-3).detach()
     bent = variance.log() / likelihood.bound  # tanh(raw / bound)
     return torch.diag_embed(torch.cat([variance.rsqrt(), 0.5**0.5 * (1 - bent.square())], -1))
 
 
-@_root.register
+@curvature_root.register
 def _(likelihood: StudentT, f: Tensor) -> Tensor:
     df = likelihood.df.to(f.dtype)
     squared_scale = likelihood.log_squared_scale.to(f.dtype).exp() + MIN_NOISE_VARIANCE
@@ -82,28 +78,31 @@ def _(likelihood: StudentT, f: Tensor) -> Tensor:
     return torch.diag_embed(_per_row(information.sqrt()).expand_as(f))
 
 
-@_root.register
+@curvature_root.register
 def _(likelihood: Poisson, f: Tensor) -> Tensor:
     return torch.diag_embed((0.5 * (f + _per_row(likelihood.target_log_mean.to(f.dtype)))).exp())
 
 
-@_root.register
+@curvature_root.register
 def _(likelihood: Bernoulli, f: Tensor) -> Tensor:
     return torch.diag_embed((f.sigmoid() * (-f).sigmoid()).sqrt())
 
 
-@_root.register
+@curvature_root.register
 def _(likelihood: Categorical, f: Tensor) -> Tensor:
     p = f.softmax(-1)
     root = p.sqrt()
     return torch.diag_embed(root) - p.unsqueeze(-1) * root.unsqueeze(-2)
 
 
-@_root.register
+@curvature_root.register
 def _(likelihood: TemperedLikelihood, f: Tensor) -> Tensor:
-    return _root(likelihood.inner, f) * likelihood.beta.to(f.dtype).rsqrt()[..., None, None, None]
+    return (
+        curvature_root(likelihood.inner, f)
+        * likelihood.beta.to(f.dtype).rsqrt()[..., None, None, None]
+    )
 
 
-@_root.register
+@curvature_root.register
 def _(likelihood: BalancedGradients, f: Tensor) -> Tensor:
-    return _root(likelihood.inner, f)
+    return curvature_root(likelihood.inner, f)

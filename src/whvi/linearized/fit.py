@@ -188,9 +188,15 @@ def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
 
 
 def _pairs(data: Data) -> Iterable[Rows]:
+    """Return pairs; refuse what is none, as far as it is all there."""
     if isinstance(data, tuple | list) and len(data) == 2 and isinstance(data[0], Tensor):
         return [(data[0], data[1])]
-    return data
+    pairs = data if isinstance(data, tuple | list) else ()
+    iterable = isinstance(data, Iterable) and not isinstance(data, Tensor)
+    if iterable and all(isinstance(pair, tuple | list) and len(pair) == 2 for pair in pairs):
+        return data
+    kinds = ", ".join(type(part).__name__ for part in pairs or (data,))
+    raise DataError(f"data must be tensors (x, y), or an iterable of such pairs; got {kinds}")
 
 
 def _num_data(pairs: Iterable[Rows], model: nn.Module) -> int | None:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, jacrev, vmap
 
-from whvi.functions import batch_shape_of, check_rows, row_axis
+from whvi.functions import batch_shape_of, check_rows, in_mode, row_axis
 from whvi.linearized.chain import chain_of, jacobian_of_chain
 from whvi.linearized.parameters import ParameterSpace, parameter_space
 from whvi.sampling import MeanWeights, sampling
@@ -41,7 +41,7 @@ def jacobian(model: nn.Module, x: Tensor, space: ParameterSpace | None = None) -
     space = parameter_space(model) if space is None else space
     rows = _rows(model, x, batch_shape)
     chain = chain_of(model) if rows.dim() == len(batch_shape) + 2 else None
-    with torch.no_grad(), evaluating(model):
+    with torch.no_grad(), in_mode(model, training=False):
         if chain is None:
             return Jacobian(*jacobian_by_transforms(model, rows, space))
         return Jacobian(*jacobian_of_chain(chain, rows, space.places(model), space.num_parameters))
@@ -68,21 +68,6 @@ def jacobian_by_transforms(
     # (N, O, *batch_shape, ...) → (*batch_shape, N, O, size)
     flat = [p.reshape(*p.shape[:2], *space.batch_shape, -1) for p in parts.values()]
     return f, torch.cat(flat, -1).movedim((0, 1), (axes, axes + 1))
-
-
-class evaluating:  # noqa: N801 - a context manager
-    """Put a model in ``eval`` mode inside the block, each module back as it was after it."""
-
-    def __init__(self, model: nn.Module) -> None:
-        self._training = [module for module in model.modules() if module.training]
-
-    def __enter__(self) -> None:
-        for module in self._training:
-            module.training = False
-
-    def __exit__(self, *_: object) -> None:
-        for module in self._training:
-            module.training = True
 
 
 def _rows(model: nn.Module, x: Tensor, batch_shape: tuple[int, ...]) -> Tensor:

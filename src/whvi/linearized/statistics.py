@@ -15,8 +15,9 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -94,7 +95,10 @@ class Statistics:
 
     def replica(self, index: tuple[int, ...]) -> Statistics:
         """Return the statistics of one replica."""
-        return self._map(lambda value: value[index])
+        own: dict[str, Any] = {
+            name: v[index] for name, v in vars(self).items() if isinstance(v, Tensor)
+        }
+        return replace(self, **own)
 
     def scale(self, weight: float) -> None:
         """Let every row count ``weight`` times, in place."""
@@ -104,17 +108,6 @@ class Statistics:
             if value is not None:
                 value.mul_(weight)
         self.count *= weight
-
-    def _map(self, change: Callable[[Tensor], Tensor]) -> Statistics:
-        return Statistics(
-            None if self.rows is None else change(self.rows),
-            None if self.gram is None else change(self.gram),
-            change(self.gradient),
-            change(self.log_prob),
-            change(self.squares),
-            self.count,
-            None if self.diagonal is None else change(self.diagonal),
-        )
 
 
 def gram_of(rows: Tensor) -> Tensor:

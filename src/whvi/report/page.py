@@ -13,7 +13,9 @@ from whvi.errors import ConfigError
 from whvi.predictive import Predictive
 from whvi.report import explanations, pictures, words
 from whvi.report.scores import SCORE_NAMES, label_numbers, score_labels, score_regression
-from whvi.report.words import count, level, listed, number, share
+from whvi.report.words import count, level, number, share
+from whvi.tabular.inputs import place
+from whvi.tabular.reading import listed
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -54,7 +56,7 @@ def build_report(
     return render(
         title=f"How well is {model.target_name_} predicted?",
         source=f"{source}: {count(len(x), 'row')}, {count(len(columns), 'column')}",
-        warnings=[*data_warnings(model.schema_, x), *far_warnings(far)],
+        warnings=[*data_warnings(model.schema_, x), *far_warnings(far, x)],
         importance=importance,
         effects=pictures.effect_pictures(model, x, names),
         rows=explanations.row_tables(model, x, predictive, values, true),
@@ -157,7 +159,7 @@ def data_warnings(schema: Any, x: pd.DataFrame) -> list[str]:
     """Name the columns with categories or ranges that training did not have."""
     warnings = [
         f"Column {name!r} has categories that training did not have: "
-        f"{listed([str(value) for value in values])}. The model treats them as unknown."
+        f"{listed(values)}. The model treats them as unknown."
         for name, values in schema.unseen(x).items()
         if len(values)
     ]
@@ -175,15 +177,16 @@ def data_warnings(schema: Any, x: pd.DataFrame) -> list[str]:
     return warnings
 
 
-def far_warnings(far: np.ndarray) -> list[str]:
+def far_warnings(far: np.ndarray, x: pd.DataFrame) -> list[str]:
     """Name the rows that are far from all training rows, the farthest first."""
     rows = [int(row) for row in np.argsort(-far, kind="stable") if far[row] > 0.5]
     if not rows:
         return []
+    named = listed([place(x.iloc[:, 0], row) for row in rows])
     return [
         f"{count(len(rows), 'row')} of {len(far):,} "
         f"{'is' if len(rows) == 1 else 'are'} far from all rows in training, and the model knows "
-        f"little there (counted from 0, the farthest first): {listed([str(row) for row in rows])}."
+        f"little there (the farthest first): {named}."
     ]
 
 

@@ -124,9 +124,3 @@ def level(value: float) -> str:
 def count(amount: int, noun: str) -> str:
     """Format ``1 row`` or ``1,024 rows``."""
     return f"{amount:,} {noun}{'' if amount == 1 else 's'}"
-
-
-def listed(names: list[str], *, most: int = 5) -> str:
-    """Format a few names in quotes and how many more there are."""
-    shown = ", ".join(repr(name) for name in names[:most])
-    return shown + (f" and {len(names) - most} more" if len(names) > most else "")

@@ -171,10 +171,7 @@ class WHVIEstimator(
         table, weights = rows.table, rows.weights
         targets = self._targets(rows.y, len(table), weights)
         schema = TableSchema.learn(
-            table,
-            named=named,
-            target_names=targets.names,
-            target_kind=targets.kind,
+            table, named=named, target_names=targets.names, target_kind=targets.kind
         )
         schema, encoded = learn_effects(schema, table, targets.memberships(), seed, weights)
         plan = plan_for(
@@ -194,7 +191,8 @@ class WHVIEstimator(
             unit = dict(likelihood.named_buffers())
             unit["target_mean"].copy_(torch.as_tensor(targets.scaling.mean))
             unit["target_scale"].copy_(torch.as_tensor(targets.scaling.scale))
-        self.noise_factor_, self.notes_ = best.noise_factor, targets.notes
+        self.noise_factor_ = best.noise_factor
+        self.notes_ = [*schema.rounded(table), *targets.notes]
         predictor = Predictor(
             schema, best.embedding, architecture, best.functions, likelihood, targets.classes, far
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, final
 
 import numpy as np
@@ -17,6 +18,7 @@ from whvi.gp.prediction import block_rows
 
 
 @final
+@dataclass(eq=False, repr=False)
 class FastfoodFeatures(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):  # type: ignore[misc]  # no types there
     """Map rows to random features ``φ(x)`` with ``φ(x)·φ(z) ≈ k(x, z)``, in O(M log d) per row.
 
@@ -42,20 +44,12 @@ class FastfoodFeatures(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEs
         >>> model = make_pipeline(StandardScaler(), FastfoodFeatures(512), Ridge())
     """
 
-    def __init__(
-        self,
-        n_components: int = 1024,
-        *,
-        kernel: str = "rbf",
-        lengthscale: float | list[float] | NDArray[np.float64] = 1.0,
-        projection: str = "fastfood",
-        random_state: Any = None,
-    ) -> None:
-        self.n_components = n_components
-        self.kernel = kernel
-        self.lengthscale = lengthscale
-        self.projection = projection
-        self.random_state = random_state
+    n_components: int = 1024
+    _: KW_ONLY
+    kernel: str = "rbf"
+    lengthscale: float | list[float] | NDArray[np.float64] = 1.0
+    projection: str = "fastfood"
+    random_state: Any = None
 
     def fit(self, X: Any, y: Any = None) -> FastfoodFeatures:
         """Draw the frequencies; the values of ``X (N, d)`` do not matter, nor does ``y``."""

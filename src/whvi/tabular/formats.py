@@ -149,7 +149,8 @@ def typed_values(values: pd.Series, kind: Kind | None) -> pd.Series:
         return (
             values.astype(object).where(values.notna(), None) if kind == "categorical" else values
         )
-    cells = [None if _is_missing(value) else _plain(value) for value in values]
+    missing = values.isna()
+    cells = [None if gone else _plain(v) for v, gone in zip(values, missing, strict=True)]
     for k, cell in enumerate(cells):
         if not isinstance(cell, str | bool | int | float | pd.Timestamp | None):
             raise DataError(
@@ -188,15 +189,6 @@ def dates(texts: pd.Series) -> pd.Series:
 
 def _series(cells: list[Any], like: pd.Series, dtype: Any) -> pd.Series:
     return pd.Series(cells, like.index, dtype=dtype, name=like.name)
-
-
-def _is_missing(value: Any) -> bool:
-    return (
-        value is None
-        or value is pd.NA
-        or value is pd.NaT
-        or (np.isscalar(value) and value != value)
-    )
 
 
 def _plain(value: Any) -> Any:

@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import KW_ONLY, asdict, dataclass
 from typing import Any, NoReturn, final
 
 import numpy as np
@@ -91,6 +91,7 @@ def _check_permutations(expected: Mapping[str, Tensor], tensors: Mapping[str, Te
 
 
 @final
+@dataclass(eq=False, repr=False)
 class WHVIGPRegressor(RegressorMixin, SavedModel, BaseEstimator):  # type: ignore[misc]  # no types there
     """Gaussian process regression by random features; time and memory are linear in the rows.
 
@@ -125,26 +126,15 @@ class WHVIGPRegressor(RegressorMixin, SavedModel, BaseEstimator):  # type: ignor
         >>> mean, std = model.predict(X[400:], return_std=True)
     """
 
-    def __init__(
-        self,
-        n_components: int | None = None,
-        *,
-        kernel: str = "matern32",
-        weights: str = "full",
-        covariance: str = "diagonal",
-        projection: str = "orthogonal",
-        n_restarts: int = 1,
-        max_iter: int = 100,
-        random_state: Any = None,
-    ) -> None:
-        self.n_components = n_components
-        self.kernel = kernel
-        self.weights = weights
-        self.covariance = covariance
-        self.projection = projection
-        self.n_restarts = n_restarts
-        self.max_iter = max_iter
-        self.random_state = random_state
+    n_components: int | None = None
+    _: KW_ONLY
+    kernel: str = "matern32"
+    weights: str = "full"
+    covariance: str = "diagonal"
+    projection: str = "orthogonal"
+    n_restarts: int = 1
+    max_iter: int = 100
+    random_state: Any = None
 
     def fit(self, X: Any, y: Any, **refused: Any) -> WHVIGPRegressor:
         """Fit to rows ``X (N, d)`` and targets ``y (N,)``; there are no weights of rows."""

@@ -9,7 +9,6 @@ values the median and an indicator. An :class:`Embedding` then scales all column
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, final, get_args
 
@@ -144,9 +143,7 @@ class Column:
         missing = values.isna().to_numpy()
         texts = np.full(len(values), _MISSING_CATEGORY, dtype=object)
         texts[~missing] = [text_of(value) for value in values[~missing]]
-        index = pd.Index(texts, dtype=object)
-        found: NDArray[np.int64] = pd.Index(self.categories).get_indexer(index)
-        return found
+        return np.asarray(pd.Index(self.categories).get_indexer(pd.Index(texts, dtype=object)))
 
 
 def _calendar(days: NDArray[np.float64]) -> list[NDArray[np.float64]]:
@@ -171,17 +168,14 @@ class TableSchema:
         table: pd.DataFrame,
         *,
         named: bool,
-        target_names: Sequence[str],
+        target_names: tuple[str, ...],
         target_kind: Kind = "numeric",
     ) -> TableSchema:
         """Decide for every column of a training table what it holds."""
-        columns = tuple(
-            Column.learn(table.iloc[:, i], str(name)) for i, name in enumerate(table.columns)
-        )
+        columns = tuple(Column.learn(values, str(name)) for name, values in table.items())
         if not any(column.width for column in columns):
             raise DataError("no column holds a value, so there is nothing to learn from")
-        names = tuple(target_names)
-        return cls(columns=columns, named=named, target_names=names, target_kind=target_kind)
+        return cls(columns=columns, named=named, target_names=target_names, target_kind=target_kind)
 
     @property
     def kinds(self) -> dict[str, Kind]:
@@ -193,6 +187,17 @@ class TableSchema:
         """Return the inputs before scaling, shape ``(N, sum of widths)``."""
         parts = [column.encode(table.iloc[:, i]) for i, column in enumerate(self.columns)]
         return np.concatenate(parts, axis=1)
+
+    def rounded(self, table: pd.DataFrame) -> list[str]:
+        """Say which columns of a training table hold whole numbers too large for a float."""
+        return [
+            f"column {column.name!r} holds whole numbers up to {column.maximum:.0f}, which are "
+            "rounded; if they are identifiers, leave it out or make them texts"
+            for column, (_, values) in zip(self.columns, table.items(), strict=True)
+            if column.kind == "numeric"
+            and 2.0**53 < (column.maximum or 0.0) < 2.0**64
+            and not (values.dropna().to_numpy(dtype=np.float64) % 1).any()
+        ]
 
     def unseen(self, table: pd.DataFrame) -> dict[str, list[str]]:
         """Return the texts of each categorical column that the fit has not seen."""
@@ -226,9 +231,10 @@ class TableSchema:
 def numbers_of(values: pd.Series, name: str, kind: Kind) -> NDArray[np.float64]:
     """Return a column without missing values as float64; dates as days since 1970."""
     if values.dtype.kind == "O":
-        wrong = [row for row, value in enumerate(values) if _value_kind(value) != "number"]
-        if wrong:
-            row = next((k for k in wrong if not _reads_as_number(values.iloc[k])), wrong[0])
+        wrong = np.array([_value_kind(value) != "number" for value in values], dtype=bool)
+        if wrong.any():
+            unreadable = wrong & pd.to_numeric(values, errors="coerce").isna().to_numpy()
+            row = int((unreadable if unreadable.any() else wrong).argmax())
             raise DataError(
                 f"column {name!r} holds {values.iloc[row]!r:.60} (first in {place(values, row)}), "
                 "which is not a number; correct the cell, encode or leave out the column"
@@ -299,14 +305,6 @@ def _value_kind(value: Any) -> str:
     if isinstance(value, int | float | np.number):
         return "missing" if value != value else "number"
     return "missing" if value is None or value is pd.NA or value is pd.NaT else "other"
-
-
-def _reads_as_number(value: Any) -> bool:
-    try:
-        float(value)
-    except (TypeError, ValueError):
-        return False
-    return "_" not in str(value)  # 1_000 is no number in a table
 
 
 # Inputs of the networks ------------------------------------------------------------------------

@@ -75,7 +75,7 @@ class WHVIRegressor(RegressorMixin, WHVIEstimator):  # type: ignore[misc]  # no 
     Attributes:
         schema_, target_name_: Columns and target.
         history_, training_summary_, candidates_: What happened in training.
-        notes_: What was odd about the targets.
+        notes_: What was odd about columns and targets.
         validation_: Scores of ``whvi fit --cv`` or ``--holdout``, else empty.
         likelihood_, noise_factor_: Noise that was chosen, and the factor of its calibration.
         conformal_scores_: Sorted, of the rows that no member saw; ``None`` if there are none.

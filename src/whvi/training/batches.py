@@ -175,6 +175,10 @@ class LoaderBatches:
             seen = 0
             for x, y in self._loader:
                 seen += 1
+                if y.numel() == 0:
+                    raise DataError(
+                        f"batch {seen} of epoch {epoch} has no rows; leave out empty batches"
+                    )
                 if seen > skip:
                     yield map_tensors(lambda t: t.to(self._device), x), y.to(self._device)
             if seen == 0:

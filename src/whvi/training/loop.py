@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from whvi.elbo import Elbo
 from whvi.errors import NumericalError
-from whvi.functions import draw_functions
+from whvi.functions import draw_functions, in_mode
 from whvi.layers.protocol import kl_per_layer
 from whvi.likelihoods import Likelihood
 from whvi.training.batches import (
@@ -117,7 +117,7 @@ def _take_steps(
     stepper = Stepper(state, source.num_data)
     good, good_step = Copies(state.changing()), state.step
     try:
-        with stepper.hold, _mode(state.model, training=True), deferred_interrupts() as interrupts:
+        with stepper.hold, in_mode(state.model, training=True), deferred_interrupts() as interrupts:
             while state.step < config.num_steps and not state.finished:
                 told = interrupts.received is not None
                 result, gradients, stop = stepper.evaluate(*next(batches), stop=told)
@@ -173,7 +173,7 @@ def _record(
 def _score(state: TrainingState, x: Tensor, y: Tensor, weights: Tensor | None = None) -> Value:
     """Score the weights that the fit would end with now; keep the best."""
     model, likelihood, seed = state.bare, state.likelihood, state.config.seed
-    with state.average or contextlib.nullcontext(), _mode(model, training=False):
+    with state.average or contextlib.nullcontext(), in_mode(model, training=False):
         score = log_predictive_density(model, likelihood, x, y, seed=seed, weights=weights)
         check_finite_tensors("the score", [("the validation data", score)], state.step)
         if state.best is not None:
@@ -206,18 +206,6 @@ def log_predictive_density(
     if weights is None:
         return density.mean(-1)
     return (weights / weights.sum(-1, keepdim=True) * density).sum(-1).to(density.dtype)
-
-
-@contextlib.contextmanager
-def _mode(model: nn.Module, *, training: bool) -> Iterator[None]:
-    """Put ordinary modules (dropout, batch norm) in a mode, and each back afterwards."""
-    former = [(module, module.training) for module in model.modules()]
-    model.train(training)
-    try:
-        yield
-    finally:
-        for module, mode in former:
-            module.training = mode
 
 
 def _fingerprint(

@@ -21,7 +21,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Callable
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any, NamedTuple, final
 
 import torch
@@ -33,6 +33,7 @@ from whvi._kernel.backend import (
     differentiable_gradients,
     is_tracing,
     is_transformed,
+    kept,
 )
 from whvi._kernel.hartley import hartley_levels, hartley_takes
 from whvi.transforms.mixing import Factors, MixingByHand
@@ -69,10 +70,7 @@ def _make_tables(angle: str, size: int, dtype: torch.dtype, device: torch.device
     return _Tables(*(t.to(device) for t in (twiddle, twiddle.conj().resolve_conj() / 2, *indices)))
 
 
-@lru_cache(maxsize=64)
-def _kept_tables(angle: str, size: int, dtype: torch.dtype, device: torch.device) -> _Tables:
-    with torch.inference_mode(False):
-        return _make_tables(angle, size, dtype, device)
+_kept_tables = kept(_make_tables)
 
 
 def _is_watched(*tensors: Tensor) -> bool:
@@ -288,10 +286,7 @@ def _make_circulant(size: int, dtype: torch.dtype, device: torch.device) -> _Cir
     return _CirculantTables(*(t.to(device) for t in (pack, scale, unpack, weight)))
 
 
-@lru_cache(maxsize=64)
-def _kept_circulant(size: int, dtype: torch.dtype, device: torch.device) -> _CirculantTables:
-    with torch.inference_mode(False):
-        return _make_circulant(size, dtype, device)
+_kept_circulant = kept(_make_circulant)
 
 
 @final

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.compiler import is_dynamo_compiling, is_exporting
 
 from whvi._checks import hadamard_factor, refused_order
-from whvi._kernel.backend import PLAIN_TYPES, is_tracing, is_transformed
+from whvi._kernel.backend import PLAIN_TYPES, is_tracing, is_transformed, kept
 from whvi.errors import ShapeError
 
 _SIDE_BITS = 6
@@ -43,6 +43,9 @@ def hadamard_matrix(
     if factor > 1:
         matrix = torch.kron(_paley_matrix(factor).to(matrix), matrix)
     return matrix * size**-0.5 if normalize else matrix
+
+
+kept_hadamard_matrix = kept(hadamard_matrix)
 
 
 def _paley_matrix(order: int) -> Tensor:
@@ -91,18 +94,12 @@ def _sides(size: int) -> list[int]:
 def _side_matrix(size: int, like: Tensor) -> Tensor:
     if is_exporting() and not is_dynamo_compiling():
         return torch.tensor(_signs(size), dtype=like.dtype, device=like.device)
-    if is_tracing() or is_transformed() or type(like) not in PLAIN_TYPES:
-        return hadamard_matrix(size, normalize=False, dtype=like.dtype, device=like.device)
-    return _kept_matrix(size, like.dtype, like.device)
+    watched = is_tracing() or is_transformed() or type(like) not in PLAIN_TYPES
+    make = hadamard_matrix if watched else kept_hadamard_matrix
+    return make(size, normalize=False, dtype=like.dtype, device=like.device)
 
 
 @lru_cache(maxsize=8)
 def _signs(size: int) -> list[list[float]]:
     """Return the matrix as numbers: one constant of a graph instead of all that makes it."""
     return [[1.0 - 2 * (bin(i & k).count("1") % 2) for k in range(size)] for i in range(size)]
-
-
-@lru_cache(maxsize=64)
-def _kept_matrix(size: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    with torch.inference_mode(False):
-        return hadamard_matrix(size, normalize=False, dtype=dtype, device=device)

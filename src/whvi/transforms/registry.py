@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import nn
 
 from whvi.errors import ConfigError
 from whvi.transforms.butterfly import Butterfly
@@ -62,7 +63,8 @@ def make_mixing(
 
 def _object_of(given: Any, size: int) -> Any:
     parts = ("size", "forward", "transpose")
-    if callable(given) and not all(hasattr(given, part) for part in parts):
+    is_maker = callable(given) and not isinstance(given, nn.Module)
+    if is_maker and not all(hasattr(given, part) for part in parts):
         given = given(size)
     missing = [part for part in parts if not hasattr(given, part)]
     if missing:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from reproduction.gaps.exact_gp import ExactGPMethod
+from reproduction.gaps.exact_gp import EXACT_GP
 from reproduction.gaps.methods import BEFORE, METHODS, NUM_STEPS, ROWS, RUN, missing_package
 from reproduction.methods import DataSize, Settings
 from reproduction.methods.selection import key
@@ -59,10 +59,10 @@ def test_the_exact_process_is_the_closed_form() -> None:
         pytest.skip(f"{package} is not installed")
     x, y = (part.double() for part in rows(1))
     settings: Settings = {"steps": 20, "lr": 0.1}
-    fitted = ExactGPMethod().fit([settings], x, y, seed=0)
+    fitted = EXACT_GP.fit([settings], x, y, seed=0)
     test = torch.linspace(-3, 3, 10, dtype=torch.float64).reshape(1, 5, 2)
     found = fitted.predict(test, num_draws=1).unbind()[0]
-    (process,) = fitted._processes
+    (process,) = fitted.models
     with torch.no_grad():
         both = torch.cat([x[0], test[0]])
         kernel = process.kernel(both).to_dense()
@@ -85,7 +85,7 @@ def test_laplace_is_the_closed_form_of_its_linear_model() -> None:
         warnings.simplefilter("ignore")
         fitted = METHODS["laplace"].fit([settings], x, y, seed=0)
         found = fitted.predict(x[:, :4], num_draws=1).unbind()[0]
-    (posterior,) = fitted._posteriors
+    (posterior,) = fitted.models
     parameters = dict(posterior.model.named_parameters())
     jacobian = _jacobian(posterior.model, parameters, x[0])
     noise = float(posterior.sigma_noise) ** 2
