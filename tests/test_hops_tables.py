@@ -68,8 +68,8 @@ def test_fit(fit: Callable[[int], int]) -> None:
     """To ``whvi.fit`` and on to the file, without its inside, the layers' making, linearising."""
     work = {code(whvi.fit), code(linearized)}
     making = {code(Architecture.build), code(reset_network)}
-    assert len(files := files_entered(lambda: fit(67), work | making)) <= 23, files
-    assert len(files := files_entered(lambda: fit(73), work)) <= 32, files
+    assert len(files := files_entered(lambda: fit(67), work | making)) <= 22, files
+    assert len(files := files_entered(lambda: fit(73), work)) <= 31, files
 
 
 def test_predict(fit: Callable[[int], int], tmp_path: Path) -> None:

@@ -18,7 +18,6 @@ from torch import Tensor
 from whvi import metrics
 from whvi.errors import ConfigError, DataError, NumericalError, ShapeError
 from whvi.predictive import Predictive, align_targets
-from whvi.predictive.components import towards_mean
 from whvi.predictive.numerics import regularized_incomplete_beta
 
 S, N = 6, 7
@@ -554,26 +553,3 @@ def test_component_means_average_to_the_mean():
     labels = Predictive.bernoulli(logits)
     assert labels.component_means().shape == (4, 3, 2)
     torch.testing.assert_close(labels.component_means().mean(0), labels.probs)
-
-
-def test_functions_move_towards_the_mean_of_members_that_share_rows():
-    f = torch.randn(4, 5, 6, 2, dtype=torch.float64)
-    assert towards_mean(f, 1.0) is f
-    for sharing, groups in ((0, 1), (4, 1), (2, 2), (1, 4)):
-        moved = towards_mean(f, 0.3, sharing)
-        for part, before in zip(moved.chunk(groups), f.chunk(groups), strict=True):
-            center = before.mean((0, 1))
-            torch.testing.assert_close(part.mean((0, 1)), center)
-            torch.testing.assert_close(part - center, 0.3 * (before - center))
-
-
-def test_rows_that_members_do_not_see_alike_keep_their_spread():
-    f = torch.randn(4, 5, 3, 2, dtype=torch.float64)
-    seen = torch.randn(1, 3, 6).repeat(4, 1, 1)
-    seen[2, 1, 0] += 1  # the third member sees another second row
-    found = towards_mean(f, 0.3, 0, seen)
-    assert torch.equal(found[:, :, 1], f[:, :, 1])
-    assert torch.equal(found[:, :, [0, 2]], towards_mean(f, 0.3)[:, :, [0, 2]])
-    pairs = towards_mean(f, 0.3, 2, seen)
-    assert torch.equal(pairs[:2], towards_mean(f, 0.3, 2)[:2])
-    assert torch.equal(pairs[2:, :, 1], f[2:, :, 1])

@@ -16,8 +16,7 @@ from whvi.linearized.parameters import parameter_space
 from whvi.priors import FixedPrior
 from whvi.tabular.extrapolation import prior_precision
 from whvi.tabular.functions import Gate
-from whvi.tabular.memory import Memory
-from whvi.tabular.training import Folds, Session, Trained
+from whvi.tabular.training import Folds, Memory, Session, Trained
 from whvi.tabular.updating import (
     Anchor,
     Recollection,

@@ -14,9 +14,9 @@ from __future__ import annotations
 
 from whvi.likelihoods.base import Likelihood
 from whvi.likelihoods.discrete import Bernoulli, Categorical, Poisson
-from whvi.likelihoods.gaussian import Gaussian, HeteroscedasticGaussian
+from whvi.likelihoods.gaussian import BalancedGradients, Gaussian, HeteroscedasticGaussian
 from whvi.likelihoods.student_t import StudentT
-from whvi.likelihoods.wrappers import BalancedGradients, TemperedLikelihood
+from whvi.likelihoods.tempered import TemperedLikelihood
 
 __all__ = [
     "BalancedGradients",

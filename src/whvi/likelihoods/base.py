@@ -229,3 +229,29 @@ def check_support(y: Tensor, possible: Tensor, support: str) -> None:
         f"targets must be {support}; {len(bad)} are not "
         f"(first: {y[first].item()} at index {first}); encode or drop them before fitting"
     )
+
+
+class LikelihoodWrapper(Likelihood):
+    """Changes how another likelihood is trained: all but ``log_prob`` is that of ``inner``."""
+
+    inner: Likelihood
+
+    def __init__(self, inner: Likelihood) -> None:
+        super().__init__(inner.num_outputs, inner.batch_shape)
+        self.inner = inner
+
+    @property
+    def num_features(self) -> int:
+        return self.inner.num_features
+
+    def predictive(self, f: Tensor) -> Predictive:
+        return self.inner.predictive(f)
+
+    def noise_parameters(self) -> list[nn.Parameter]:
+        return self.inner.noise_parameters()
+
+    def set_target_scaling(self, y: Tensor) -> None:
+        self.inner.set_target_scaling(y)
+
+    def check_targets(self, y: Tensor) -> None:
+        self.inner.check_targets(y)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from whvi._checks import check_positive
 from whvi._kernel.backend import is_tracing, is_transformed
-from whvi.likelihoods.base import Gradient, RealLikelihood, Vjp
+from whvi.likelihoods.base import Gradient, LikelihoodWrapper, RealLikelihood, Vjp
 from whvi.predictive import Predictive
 
 _HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
@@ -217,3 +217,41 @@ class HeteroscedasticGaussian(RealLikelihood):
     def extra_repr(self) -> str:
         """Show the sizes and the bound."""
         return f"{super().extra_repr()}, bound={self.bound}"
+
+
+@final
+class BalancedGradients(LikelihoodWrapper):
+    r"""A heteroscedastic likelihood whose gradients are weighted by ``w ∝ σ^{2γ}`` of mean 1.
+
+    The gradient of the likelihood with respect to a mean is ``(y − m) / σ²``: rows that the
+    network has declared noisy get small gradients, so their mean is never learned and they stay
+    noisy. ``γ = 1`` gives the mean the gradient of least squares, ``γ = 0`` is the likelihood
+    itself (Seitzer et al., 2022). Only gradients are weighted; values are those of ``inner``.
+
+    Args:
+        inner: The likelihood; its parameters are trained, and predictions are its own.
+        balance: ``γ``.
+    """
+
+    inner: HeteroscedasticGaussian
+
+    def __init__(self, inner: HeteroscedasticGaussian, *, balance: float = 0.5) -> None:
+        super().__init__(inner)
+        self.balance = balance
+
+    def log_prob(self, f: Tensor, y: Tensor) -> Tensor:
+        """Return ``log p(y | f)``, with weighted gradients."""
+        value = self.inner.log_prob(f, y)
+        weight = self._weight(self.inner.noise_variance(f.detach()))
+        fixed = value.detach()
+        return fixed + weight.detach() * (value - fixed)
+
+    def vjp(self, f: Tensor, y: Tensor) -> tuple[Tensor, Vjp]:
+        """See :meth:`Likelihood.vjp`; by hand."""
+        value, variance, vjp = self.inner.vjp_and_variance(f, y)
+        weight = self._weight(variance)
+        return value, lambda grad: vjp(grad * weight)
+
+    def _weight(self, variance: Tensor) -> Tensor:
+        weight = self._over_outputs(variance) ** self.balance  # a mean would only scale it
+        return weight / weight.mean((-2, -1), keepdim=True)

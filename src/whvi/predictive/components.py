@@ -337,21 +337,3 @@ def root(
         if not bool(moving.any()):
             break
     return x
-
-
-def towards_mean(f: Tensor, spread: float, sharing: int = 0, seen: Tensor | None = None) -> Tensor:
-    """Return ``f̄ + spread · (f − f̄)`` of functions ``(R, S, N, F)``.
-
-    The mean ``f̄`` of a row is that of all draws of ``sharing`` neighbouring members; of all if 0.
-    Rows of ``seen (R, N, in)`` that these members do not see alike stay as they are: members guess
-    what is missing, and there only their spread says so.
-    """
-    if spread == 1:
-        return f
-    groups = f.unflatten(0, (-1, sharing or len(f)))
-    moved = torch.lerp(groups.mean((1, 2), keepdim=True), groups, spread)
-    if seen is not None:
-        inputs = seen.unflatten(0, groups.shape[:2])
-        alike = (inputs == inputs[:, :1]).all(-1).all(1)  # (groups, N)
-        moved = torch.where(alike[:, None, None, :, None], moved, groups)
-    return moved.flatten(0, 1)

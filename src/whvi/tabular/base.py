@@ -30,7 +30,6 @@ from whvi.tabular.extrapolation import linearized
 from whvi.tabular.functions import Linearized
 from whvi.tabular.incremental import IncrementalModel
 from whvi.tabular.inputs import TableSchema
-from whvi.tabular.memory import Memory
 from whvi.tabular.modelfile import (
     ModelFile,
     SavedModel,
@@ -40,7 +39,7 @@ from whvi.tabular.modelfile import (
 )
 from whvi.tabular.predictor import Predictor
 from whvi.tabular.scaling import Targets, learn_effects, learn_embedding
-from whvi.tabular.training import FEW_ROWS, Plan, Session, Trained, plan_for
+from whvi.tabular.training import FEW_ROWS, Memory, Plan, Session, Trained, plan_for
 from whvi.training.history import History, StepRecord
 from whvi.training.process import keep_freed_memory, limited_threads
 

@@ -28,8 +28,7 @@ from torch import Tensor, nn
 
 from whvi.layers import MeanFieldLinear
 from whvi.likelihoods import Bernoulli, Categorical, Likelihood
-from whvi.predictive.components import towards_mean
-from whvi.tabular.functions import Functions
+from whvi.tabular.functions import Functions, towards_mean
 from whvi.tabular.inputs import Embedding
 from whvi.tabular.predictor import Architecture
 from whvi.tabular.training import Plan, Session, Trained, train_ensemble

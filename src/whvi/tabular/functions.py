@@ -18,7 +18,7 @@ from functools import cached_property
 from typing import NamedTuple, TypeAlias, final
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.compiler import is_exporting
 from torch.nn import functional as F
 
@@ -27,8 +27,9 @@ from whvi._kernel.jacobian import row_gradients
 from whvi._kernel.layout import BlockPlan
 from whvi._kernel.network import Displacements, HiddenLayer, Network, kernel_takes_network
 from whvi._kernel.product import block_linear
+from whvi.layers.linear import RandomLinear
 from whvi.layers.sines import Sine, Tile
-from whvi.predictive.components import towards_mean
+from whvi.layers.structured import StructuredMatrix
 
 _ROWWISE_OUTPUTS = 4  # up to here a dense layer sums row by row, as MeanFieldLinear does
 _VALUES_AT_ONCE = 1 << 19  # of a hidden layer in one pass: they stay in the cache
@@ -168,6 +169,46 @@ class Functions:
     def is_sine(self, k: int) -> bool:
         """Whether the nonlinearity after hidden layer ``k`` is a sine; the others are ReLU."""
         return k == 0 and self.features != "relu"
+
+
+@torch.no_grad()
+def draw_layers(
+    model: nn.Sequential, num_draws: int, generator: torch.Generator
+) -> tuple[Draws, ...]:
+    """Draw ``num_draws`` sets of weights of every replica, from the first layer to the last."""
+    state = model.state_dict()
+    found: list[Draws] = []
+    for name, layer in model.named_children():
+        if not isinstance(layer, RandomLinear):
+            continue
+        matrix, bias = layer.matrix, state[f"{name}.bias"]
+        draw = matrix.posterior.draw((num_draws,), generator)
+        if not isinstance(matrix, StructuredMatrix):
+            found.append(DenseDraws(draw.unflatten(-1, (bias.shape[-1], -1)), bias))
+        elif matrix.plan.is_column:
+            found.append(DenseDraws(matrix.dense(draw), bias))
+        else:
+            s1, s2 = state[f"{name}.matrix.s1"], state[f"{name}.matrix.s2"]
+            found.append(StructuredDraws(s1, draw, s2, bias))
+    return tuple(found)
+
+
+def towards_mean(f: Tensor, spread: float, sharing: int = 0, seen: Tensor | None = None) -> Tensor:
+    """Return ``f̄ + spread · (f − f̄)`` of functions ``(R, S, N, F)``.
+
+    The mean ``f̄`` of a row is that of all draws of ``sharing`` neighbouring members; of all if 0.
+    Rows of ``seen (R, N, in)`` that these members do not see alike stay as they are: members guess
+    what is missing, and there only their spread says so.
+    """
+    if spread == 1:
+        return f
+    groups = f.unflatten(0, (-1, sharing or len(f)))
+    moved = torch.lerp(groups.mean((1, 2), keepdim=True), groups, spread)
+    if seen is not None:
+        inputs = seen.unflatten(0, groups.shape[:2])
+        alike = (inputs == inputs[:, :1]).all(-1).all(1)  # (groups, N)
+        moved = torch.where(alike[:, None, None, :, None], moved, groups)
+    return moved.flatten(0, 1)
 
 
 # The same networks, linearised -----------------------------------------------------------------

@@ -20,12 +20,12 @@ from whvi.tabular.calibration import PSEUDO_ROWS, calibrate
 from whvi.tabular.extrapolation import linearized
 from whvi.tabular.functions import Functions, Linearized
 from whvi.tabular.inputs import TableSchema
-from whvi.tabular.memory import Memory
 from whvi.tabular.predictor import Predictor
 from whvi.tabular.scaling import learn_effects
 from whvi.tabular.training import (
     FEW_ROWS,
     Folds,
+    Memory,
     Plan,
     Session,
     Trained,

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from whvi._checks import check_positive, check_positive_int
-from whvi.errors import ConfigError, NumericalError
-from whvi.layers.linear import RandomLinear
-from whvi.layers.structured import StructuredMatrix
+from whvi._files import conform_tensor
+from whvi.errors import ConfigError, ModelFileError, NumericalError
 from whvi.likelihoods import BalancedGradients, HeteroscedasticGaussian, Likelihood
-from whvi.tabular.functions import DenseDraws, Draws, Functions, StructuredDraws
+from whvi.tabular.functions import Functions, draw_layers
 from whvi.tabular.networks import reset_network
 from whvi.tabular.predictor import Architecture
 from whvi.training import FitConfig, fit
@@ -29,6 +30,7 @@ FEW_ROWS = 3000
 """Below, members leave out different rows; from here on all leave out the same ones."""
 
 _RATE_FACTORS = (1.0, 0.3, 0.1)  # on the learning rate, tried in turn
+_MOST_MEMORY, _LEAST_MEMORY, _MOST_REMEMBERED = 1024, 64, 1 << 18  # rows; numbers in them
 _FEWEST_ROWS = 10  # with fewer, nothing is left out: two rows cannot judge eight
 _MOST_BINS, _FEWEST_FOR_BINS = 16, 128  # of a column; rows, so that a bin holds eight
 _MOST_INPUTS, _MOST_NUMBERS = 1024, 100_000_000  # of bins in a row, and in all rows
@@ -233,28 +235,6 @@ class Trained(NamedTuple):
         return Functions(self.architecture.features, layers)
 
 
-@torch.no_grad()
-def draw_layers(
-    model: nn.Sequential, num_draws: int, generator: torch.Generator
-) -> tuple[Draws, ...]:
-    """Draw ``num_draws`` sets of weights of every replica, from the first layer to the last."""
-    state = model.state_dict()
-    found: list[Draws] = []
-    for name, layer in model.named_children():
-        if not isinstance(layer, RandomLinear):
-            continue
-        matrix, bias = layer.matrix, state[f"{name}.bias"]
-        draw = matrix.posterior.draw((num_draws,), generator)
-        if not isinstance(matrix, StructuredMatrix):
-            found.append(DenseDraws(draw.unflatten(-1, (bias.shape[-1], -1)), bias))
-        elif matrix.plan.is_column:
-            found.append(DenseDraws(matrix.dense(draw), bias))
-        else:
-            s1, s2 = state[f"{name}.matrix.s1"], state[f"{name}.matrix.s2"]
-            found.append(StructuredDraws(s1, draw, s2, bias))
-    return tuple(found)
-
-
 def train_ensemble(
     architecture: Architecture,
     x: Tensor,
@@ -350,3 +330,58 @@ def _num_held_out(num_rows: int, fraction: float) -> int:
     if num_rows < _FEWEST_ROWS or fraction == 0:
         return 0
     return min(max(round(fraction * num_rows), 1), num_rows - 1, _MOST_HELD_OUT)
+
+
+class Memory(NamedTuple):
+    """Rows that stand for all that a model has seen; their targets are not kept.
+
+    Attributes:
+        encoded: Columns, ``(M, w)``.
+        weight: For how many rows each stands, ``(M,)``.
+    """
+
+    encoded: NDArray[np.float64]
+    weight: NDArray[np.float64]
+
+    @classmethod
+    def of(cls, encoded: NDArray[np.float64], weight: NDArray[np.float64] | None = None) -> Memory:
+        """Let every row stand for itself, or for as many as its weight says."""
+        return cls(encoded, np.ones(len(encoded)) if weight is None else weight)
+
+    @classmethod
+    def from_tensors(cls, tensors: Mapping[str, Tensor], width: int) -> Memory:
+        """Read what :meth:`tensors` gave, for ``width`` encoded columns."""
+        rows = len(tensors["memory.weight"])
+        shapes = {"memory.encoded": (rows, width), "memory.weight": (rows,)}
+        found = [conform_tensor(tensors, k, s, torch.float64).numpy() for k, s in shapes.items()]
+        if not rows or not (found[1] > 0).all():
+            raise ModelFileError("rows are needed whose weights are above zero")
+        return cls(*found)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return what a model file keeps."""
+        return {f"memory.{k}": torch.as_tensor(v) for k, v in self._asdict().items()}
+
+    def thinned(self, size: int, seed: int) -> Memory:
+        """Keep at most ``size`` rows by priority sampling, with the same total weight.
+
+        A row of weight ``w`` has the priority ``w / u``, ``u`` uniform; those that are kept count
+        as much as the largest priority that is not, or more if they did before (Duffield et al.,
+        2007). Sums over rows are then right on average.
+        """
+        if len(self.weight) <= size:
+            return self
+        priority = self.weight / (1 - np.random.default_rng(seed).random(len(self.weight)))
+        order = np.argsort(-priority, kind="stable")
+        kept = np.sort(order[:size])
+        weight = np.maximum(self.weight[kept], priority[order[size]])
+        return Memory(self.encoded[kept], weight * (self.weight.sum() / weight.sum()))
+
+    def kept(self, seed: int) -> Memory:
+        """Keep as many rows as a model file is to hold."""
+        size = _MOST_REMEMBERED // max(1, self.encoded.shape[1])
+        return self.thinned(min(max(size, _LEAST_MEMORY), _MOST_MEMORY), seed)
+
+    def joined(self, other: Memory) -> Memory:
+        """Return the rows of both."""
+        return Memory(*map(np.concatenate, zip(self, other, strict=True)))

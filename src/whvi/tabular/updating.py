@@ -36,8 +36,7 @@ from whvi.predictive import Predictive
 from whvi.sampling import MeanWeights, sampling
 from whvi.tabular.extrapolation import NUM_DRAWS, log_odds_of_far, prior_precision, tangents
 from whvi.tabular.functions import Functions, Gate, Linearized
-from whvi.tabular.memory import Memory
-from whvi.tabular.training import Session, Trained, train_finite
+from whvi.tabular.training import Memory, Session, Trained, train_finite
 from whvi.training import FitConfig, fit
 from whvi.training.config import seeded_generator
 
