@@ -224,7 +224,7 @@ def test_linearize_takes_it(transform: object) -> None:
     "transform",
     [
         t if t in ("hartley", "butterfly-random") else pytest.param(t, marks=pytest.mark.nightly)
-        for t in TRANSFORMS
+        for t in [*TRANSFORMS, Rotation]
     ],
 )
 def test_torch_compile_takes_it_whole(transform: object) -> None:

@@ -15,10 +15,12 @@ from typing import Any
 import numpy as np
 import torch
 
+from whvi._checks import block_size_for
 from whvi._kernel.backend import backend, kernel
 from whvi._kernel.column import column_linear
 from whvi._kernel.dense import local_linear
 from whvi._kernel.kl import KLTerm, sum_of_kls
+from whvi._kernel.network import Displacements, HiddenLayer, Network
 from whvi._kernel.noise import normal_from_seed
 from whvi.functional import noisy_structured_product, structured_product
 from whvi.transforms import fwht, fwht_
@@ -210,11 +212,44 @@ def call_hartley(rng: random.Random) -> None:
         check()
 
 
+def call_network(rng: random.Random) -> None:
+    dtype, members, draws = rng.choice(DTYPES), rng.randrange(1, 4), rng.randrange(1, 20)
+    rows, outputs = rng.randrange(80), rng.randrange(1, 4)
+    width = inputs = rng.randrange(2, 40)
+
+    def normal(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, dtype=dtype)  # memory of its own: its ends are guarded
+
+    hidden = []
+    for _ in range(rng.randrange(1, 4)):
+        size, out = block_size_for(width), rng.randrange(1, 150)
+        vector = (members, -(-out // size) * size)
+        g = normal(members, draws, vector[1])
+        s1, s2, bias = normal(*vector), normal(*vector), normal(members, out)
+        hidden.append(HiddenLayer(width, rng.random() < 0.3, s1, g, s2, bias))
+        width = out
+    own = (members,) if rng.random() < 0.3 else ()
+    x = normal(*own, rows, inputs)
+    network = Network(hidden, normal(members, draws, outputs, width), normal(members, outputs))
+    assert network.draws(x).isfinite().all()
+    one = Network(
+        [layer._replace(g=layer.g[:, :1].contiguous()) for layer in hidden],
+        network.weight[:, :1].contiguous(),
+        network.bias,
+    )
+    entries = sum(3 * layer.s1.shape[1] + layer.bias.shape[1] for layer in hidden)
+    count = rng.randrange(1, 100)
+    moves = Displacements.of(normal(members, count, entries + outputs * (width + 1)))
+    kept, asked = rng.randrange(count + 1), rng.randrange(1, outputs + 1)
+    for found in one.changes(x, moves, num_outputs=asked, num_kept=kept):
+        assert found.isfinite().all()
+
+
 def calls(num_calls: int, seed: int) -> None:
     rng = random.Random(seed)
     torch.manual_seed(seed)
     functions = [call_fwht] * 3 + [call_product] * 4 + [call_normals, call_words, call_kl]
-    functions += [call_dense, call_column, call_butterfly, call_hartley]
+    functions += [call_dense, call_column, call_butterfly, call_hartley, call_network]
     for index in range(num_calls):
         if index % 500 == 0:
             torch.set_num_threads(1 + index // 500 % 2)
