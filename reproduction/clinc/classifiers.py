@@ -16,7 +16,6 @@ from torch import Tensor, nn
 import whvi
 from reproduction.clinc.queries import NUM_CLASSES, Batch, Queries, encoder
 from reproduction.methods import Settings
-from whvi.layers import MeanFieldLinear
 from whvi.likelihoods import Categorical
 from whvi.training.config import seeded_generator
 
@@ -30,11 +29,11 @@ Loss = Callable[[nn.Module, Batch, Tensor], Tensor]
 class Classifier(nn.Module):
     """A sentence encoder with a linear head."""
 
-    def __init__(self, head: type[nn.Linear] | type[MeanFieldLinear]) -> None:
+    def __init__(self) -> None:
         super().__init__()
         pretrained = encoder()
         self.encoder: nn.Module = pretrained
-        self.head = head(pretrained.config.hidden_size, NUM_CLASSES)
+        self.head = nn.Linear(pretrained.config.hidden_size, NUM_CLASSES)
 
     def features(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
         """Return ``h``, shape ``(N, 384)``."""
@@ -50,7 +49,7 @@ class Classifier(nn.Module):
 
 def plain(settings: Settings) -> nn.Module:
     """Everything is trained."""
-    return Classifier(nn.Linear)
+    return Classifier()
 
 
 def lora(settings: Settings) -> nn.Module:
@@ -63,18 +62,21 @@ def lora(settings: Settings) -> nn.Module:
         target_modules=r"encoder\.encoder\..*\.(query|key|value|dense)",
         modules_to_save=["head"],
     )
-    model: nn.Module = get_peft_model(Classifier(nn.Linear), config)
+    model: nn.Module = get_peft_model(Classifier(), config)
     return model
 
 
 def adapted(settings: Settings) -> nn.Module:
-    """Structured residuals with a posterior on all linear layers of the encoder."""
-    return whvi.convert(
-        Classifier(MeanFieldLinear),
-        layers="encoder.encoder",
+    """Structured residuals with a posterior on all linear layers of the encoder; a dense head."""
+    attention = "encoder.encoder.layer.*.attention"
+    model = whvi.convert(
+        Classifier(),
+        layers=attention,
+        train="head",
         inplace=True,
-        num_blocks=int(settings.get("num_blocks", 1)),
+        num_blocks=int(settings["attention_blocks"]),
     )
+    return whvi.convert(model, layers="encoder.encoder", exclude=attention, inplace=True)
 
 
 def likelihood_loss(model: nn.Module, batch: Batch, y: Tensor) -> Tensor:
@@ -101,12 +103,11 @@ def train(
     data: Queries,
     *,
     seed: int,
-    dropout: bool = True,
 ) -> nn.Module:
     """Return a trained classifier, in ``eval`` mode."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)  # layers and dropout draw from the global generator
-        model = make(settings).train(dropout)
+        model = make(settings).train()
         generator = seeded_generator("batches", seed)
         trained = [p for p in model.parameters() if p.requires_grad]
         decay = float(settings.get("decay", 0.0))

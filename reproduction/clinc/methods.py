@@ -88,7 +88,7 @@ def _fit_lora(settings: Settings, data: Queries, seed: int) -> Fitted:
 
 def _fit_adapters(settings: Settings, data: Queries, seed: int) -> Fitted:
     loss = elbo_loss(len(data), float(settings["beta"]))
-    return Fitted(train(adapted, loss, settings, data, seed=seed, dropout=False), data, seed)
+    return Fitted(train(adapted, loss, settings, data, seed=seed), data, seed)
 
 
 def _fit_head(settings: Settings, data: Queries, seed: int) -> Fitted:
@@ -184,8 +184,8 @@ TRAININGS: dict[str, Training] = {
         Training(
             "whvi",
             tuple(
-                {"lr": 4e-3, "beta": beta, "epochs": _EPOCHS, "num_blocks": 1}
-                for beta in (0.01, 0.03)
+                {"lr": 4e-3, "beta": beta, "epochs": _EPOCHS, "attention_blocks": blocks}
+                for beta, blocks in ((0.01, 1), (0.01, 2), (0.003, 2))
             ),
             _fit_adapters,
             {"whvi": _weight_draws},

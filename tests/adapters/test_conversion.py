@@ -293,9 +293,22 @@ def test_what_is_no_model_is_refused(function) -> None:
         function(None)
 
 
-def test_a_name_is_used_once_and_adapters_are_not_replaced() -> None:
+def test_an_adapter_takes_further_layers_with_options_of_their_own() -> None:
+    x, _ = rows()
+    model = whvi.convert(mlp(), layers="0", num_blocks=3, train="4")
+    with torch.no_grad():
+        model[4].chosen.weight.add_(1.0)
+    more = whvi.convert(model, layers="2")
+    assert torch.equal(at_mean(more, x), at_mean(model, x))  # the trained copy is kept
+    assert adapter_names(more) == ["default"]
+    assert [more[k].options["default"] for k in (0, 2)] == [{"num_blocks": 3}, {}]
+    assert all(p.requires_grad for p in more[0].residual.parameters())
+    assert all(p.requires_grad for p in more[4].chosen.parameters())
+
+
+def test_a_layer_is_adapted_once_by_a_name_and_adapters_are_not_replaced() -> None:
     model = whvi.convert(mlp())
-    with pytest.raises(ConfigError, match="has an adapter 'default' already"):
+    with pytest.raises(ConfigError, match="^0 has an adapter 'default' already; choose other"):
         whvi.convert(model)
     with pytest.raises(ConfigError, match=r"use whvi\.unconvert first"):
         whvi.convert(model, mode="replace")

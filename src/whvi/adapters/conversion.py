@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from whvi._checks import check_module
-from whvi.adapters.adapted import Adapted, Trained, adapter_names, use_adapter
+from whvi.adapters.adapted import Adapted, Trained, parts_of, use_adapter
 from whvi.adapters.kinds import plain_of, plain_weight, twin_of
 from whvi.adapters.select import Selection, find_layers, meets, walk
 from whvi.adapters.start import start_at
@@ -46,7 +46,8 @@ def convert(
         exclude: Which not, in the same way.
         train: Modules that are trained as a whole with the adapter, such as a head or
             ``nn.BatchNorm2d``; Bayesian layers of the model always are. For ``"adapt"``.
-        name: Of the adapter; another ``convert`` with another name adds one. For ``"adapt"``.
+        name: Of the adapter; another ``convert`` with another name adds one, with the same name
+            other layers, which may have other options. For ``"adapt"``.
         inplace: Change ``model`` itself instead of a copy.
         options: ``posterior``, ``prior``, ``scales``, ``transform`` and ``num_blocks`` of
             :class:`whvi.WHVILinear`; for ``"adapt"`` also ``relative_scale`` (0.1), the standard
@@ -76,11 +77,19 @@ def _adapt(
     model: nn.Module, layers: Selection, exclude: Selection, train: Selection, name: str,
     options: dict[str, Any],
 ) -> nn.Module:  # fmt: skip
-    if name in adapter_names(model):
-        raise ConfigError(f"the model has an adapter {name!r} already; choose another name")
     trained = _trained_names(model, train)
     found = find_layers(model, layers, [*_rules(exclude), *trained])
+    twice = [each for each, module in found.items() if _has(module, name)]
+    if twice:
+        raise ConfigError(
+            f"{twice[0] or 'the model'} has an adapter {name!r} already; choose other layers "
+            "or another name"
+        )
     return attach(model, dict.fromkeys(found, options), trained, name)
+
+
+def _has(module: nn.Module, name: str) -> bool:
+    return isinstance(module, Adapted | Trained) and name in parts_of(module)
 
 
 def _rules(selection: Selection) -> list[Any]:
@@ -116,7 +125,8 @@ def attach(
         model = _exchange(model, each, lambda m: m if isinstance(m, Trained) else Trained(m))
         whole = model.get_submodule(each)
         assert isinstance(whole, Trained)  # as the line before made it
-        whole.add(name)
+        if not _has(whole, name):
+            whole.add(name)
     for each, options in adapted.items():
         model = _exchange(model, each, lambda m: m if isinstance(m, Adapted) else Adapted(m))
         layer = model.get_submodule(each)
