@@ -126,8 +126,9 @@ class LocalReparameterization:
     def noise(self, shape: tuple[int, ...], like: Tensor) -> Tensor:
         """Return standard normals of ``shape``, of the data type and on the device of ``like``."""
         if is_vmapped():  # a seed would be one number for all entries of the map
-            kinds = {"dtype": like.dtype, "device": like.device}
-            return torch.randn(shape, generator=self.generator, **kinds)  # type: ignore[call-overload,no-any-return]
+            return torch.randn(
+                shape, generator=self.generator, dtype=like.dtype, device=like.device
+            )
         return normal_from_seed(shape, self.next_seed(), dtype=like.dtype, device=like.device)
 
 

@@ -308,7 +308,7 @@ def test_an_adapter_takes_further_layers_with_options_of_their_own() -> None:
 
 def test_a_layer_is_adapted_once_by_a_name_and_adapters_are_not_replaced() -> None:
     model = whvi.convert(mlp())
-    with pytest.raises(ConfigError, match="^0 has an adapter 'default' already; choose other"):
+    with pytest.raises(ConfigError, match=r"^0 has an adapter 'default' already; choose other"):
         whvi.convert(model)
     with pytest.raises(ConfigError, match=r"use whvi\.unconvert first"):
         whvi.convert(model, mode="replace")

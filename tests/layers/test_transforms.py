@@ -247,7 +247,7 @@ def test_a_butterfly_layer_is_one_node(
 ) -> None:
     """Its values and gradients, and gradients of gradients, are those of its operations."""
     if kernel is None:
-        pytest.skip("no compiled kernel")
+        pytest.skip("the node is in the C kernel, which is not compiled here")
     plan = BlockPlan.for_shape(*sizes)
     mixing = Butterfly("random")(plan.block_size, batch_shape=batch, dtype=torch.float64)
     mixing.reset_parameters(generator=seeded(1))

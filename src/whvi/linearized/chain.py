@@ -195,8 +195,7 @@ def _link_of(module: nn.Module) -> Link | None:
     if isinstance(module, Tile):
         return Copies(module)
     if kind is nn.Linear:
-        # torch annotates its parameters as tensors
-        return Dense(module, module.weight)  # type: ignore[arg-type]
+        return Dense(module, module.weight)  # type: ignore[arg-type]  # torch says it is a tensor
     if isinstance(module, WHVILinear | MeanFieldLinear) and _mean_is_loc(module):
         if isinstance(module, MeanFieldLinear):
             return Dense(module, module.matrix.posterior.loc)

@@ -92,7 +92,7 @@ class LearnedButterfly(nn.Module, MixingByHand):
             self.angles.uniform_(-math.pi, math.pi, generator=generator)
 
     @property
-    def learned(self) -> tuple[Tensor, ...]:  # type: ignore[override]
+    def learned(self) -> tuple[Tensor, ...]:  # type: ignore[override]  # an attribute elsewhere
         """See :attr:`MixingByHand.learned`."""
         return (self.angles,)
 
