@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from dataclasses import asdict
 
 import numpy as np
@@ -74,6 +75,21 @@ def test_a_row_far_along_a_bent_column_is_far(rng):
 
 
 # ---- bins ---------------------------------------------------------------------------------------
+
+
+def test_bins_of_many_rows_are_standardised_without_holding_them_all(rng):
+    x = rng.standard_t(2, size=(20_000, 20))
+    tracemalloc.start()
+    embedding = learn_embedding(x, num_bins=16)
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most < 8 * x.nbytes  # all bins take 16 times the columns
+    inputs = embedding(x, "cpu").x.double()
+    assert inputs.shape[1] == 20 + 20 * 16
+    torch.testing.assert_close(inputs.mean(0), torch.zeros(340).double(), rtol=0, atol=1e-6)
+    torch.testing.assert_close(
+        inputs.std(0, correction=0), torch.ones(340).double(), rtol=1e-6, atol=0
+    )
 
 
 def test_bins_lie_between_quantiles_and_fill_up(rng):

@@ -393,6 +393,15 @@ class Embedding:
 
     def features(self, z: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return ``(h, b)``."""
-        bent = np.where(self.heavy, z / np.sqrt(1 + np.square(z / BEND)), z)
-        share = (z[:, self.column] - self.left) / (self.right - self.left)
-        return np.concatenate([bent, np.clip(share, 0, 1)], axis=1)
+        bins = np.arange(len(self.column))
+        return np.concatenate([np.where(self.heavy, bend(z), z), self.shares(z, bins)], axis=1)
+
+    def shares(self, z: NDArray[np.float64], bins: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Return ``b_k`` of some of the bins."""
+        left, right = self.left[bins], self.right[bins]
+        return np.clip((z[:, self.column[bins]] - left) / (right - left), 0, 1)
+
+
+def bend(z: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return ``z / √(1 + (z/3)²)``."""
+    return z / np.sqrt(1 + np.square(z / BEND))
