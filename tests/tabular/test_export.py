@@ -96,12 +96,13 @@ def test_columns_are_encoded_as_by_the_schema(columns, num_bins):
     description = _description(_Described(schema), (0.5,))
     given = {name: torch.as_tensor(x) for name, x in feeds(description, new).items()}
     encoding = _Encoding(schema.columns, embedding, 3)
-    x, stretch = encoding(given.get("numbers"), given.get("codes"))
+    x, stretch, reach = encoding(given.get("numbers"), given.get("codes"))
     expected = embedding.of_members(schema.encode(new), "cpu", 3)
     assert torch.equal(x, expected.x.expand_as(x))
     assert embedding.heavy.any() == ("income" in columns) == bool(stretch.max() > 1)
     # a sum of squares in another order
     torch.testing.assert_close(stretch, expected.stretch, rtol=2**-23, atol=0)
+    torch.testing.assert_close(reach, expected.reach, rtol=2**-23, atol=0)
 
 
 class _Described:

@@ -236,7 +236,48 @@ def test_rates_far_away_are_known_to_a_factor_of_e():
     x, known = torch.full((1, 2), 3.0), predictor.linearized
     f, _ = known(x, 1)
     wide = Linearized(known.functions, known.tangents, known.gate._replace(factor=1e4))
-    far, _ = predictor._far(wide, x, torch.ones(1, 1))
+    far, _ = predictor._far(wide, x, torch.ones(1, 1), torch.ones(1, 1))
     log_rates = far.component_means().log().unflatten(0, (2, -1)).squeeze(-1)
     distance = log_rates - f.double().squeeze(-1)
     assert 0.5 < float(distance.std()) < 1.3
+
+
+@pytest.mark.parametrize("likelihood", ["gaussian", "heteroscedastic", "student_t"])
+@pytest.mark.parametrize("reach", [1.0, 3.0])
+def test_far_functions_are_multiplied_by_what_was_known_before(likelihood, reach):
+    """``N(f, αv)`` times ``N(0, (2 reach)²)`` in units of the standardised target."""
+    X, y = table()
+    predictor = fitted(X, 5 + 3 * y, likelihood=likelihood)._predictor
+    x, known = torch.full((1, 3), 2.5), predictor.linearized
+    wide = Linearized(known.functions, known.tangents, known.gate._replace(factor=50.0))
+    far, _ = predictor._far(wide, x, torch.ones(1, 1), torch.full((1, 1), reach))
+    values, changes = known(x, 1)
+    f, v = values[:, 0, 0].double(), 50 * changes[:, :, 0, 0].double().square().mean(1)
+    prior = (2 * reach) ** 2
+    scale, mean = predictor.likelihood.target_scale[:, 0], predictor.likelihood.target_mean[:, 0]
+    expected = (f / v) / (1 / v + 1 / prior) * scale + mean
+    spread = (1 / (1 / v + 1 / prior)).sqrt() * scale
+    if likelihood == "student_t":  # functions, not Gaussians
+        draws = far.component_means().view(2, -1)
+        error = (draws.mean(1) - expected).abs() / spread
+        assert float(error.max()) < 4 / math.sqrt(draws.shape[1])
+        assert float((draws.std(1) / spread - 1).abs().max()) < 0.5
+    else:
+        centres, total = (part.flatten() for part in far.gaussian_components())
+        plain = predictor.likelihood.predictive(values.double().unsqueeze(1)).pool()
+        noise = plain.gaussian_components()[1].flatten()
+        torch.testing.assert_close(centres, expected, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(total, torch.hypot(noise, spread), rtol=1e-4, atol=1e-4)
+
+
+def test_between_the_rows_functions_stay_where_targets_are_and_beyond_them_they_may_go_on():
+    rng = np.random.default_rng(0)
+    X = np.concatenate([rng.uniform(-3, -2.8, (40, 1)), rng.uniform(2.8, 3, (40, 1))])
+    y = 50 * (X[:, 0] - 3 * np.sign(X[:, 0])) ** 2 + 0.01 * rng.normal(size=80)
+    model = fitted(X, y, max_iter=400)
+    between = model.predict(np.linspace(-2.5, 2.5, 21)[:, None])
+    assert np.abs(between - y.mean()).max() < 4 * y.std()
+    line = fitted(X, X[:, 0], max_iter=400)
+    mean, std = line.predict(np.array([[3.0], [6.0], [30.0]]), return_std=True)
+    assert std[0] < std[1] < std[2]
+    assert (np.abs(mean - [3, 6, 30]) < 3 * std).all()

@@ -213,14 +213,14 @@ class _Embed(nn.Module):
         h = torch.where(of["heavy"], z / (1 + (z / BEND).square()).sqrt(), z)
         share = (z.index_select(-1, of["column"]) - of["left"]) / (of["right"] - of["left"])
         x = (torch.cat([h, share.clamp(0, 1)], dim=-1) - of["mean"]) / of["scale"]
-        return NetworkInputs(x.float(), self._stretch(z if self.levels is None else z[0]))
+        first = z if self.levels is None else z[0]
+        squares = (first - first.clamp(of["least"], of["most"])).square()
+        bent = squares.index_select(-1, self.bent)
+        return NetworkInputs(x.float(), *map(_one_and_root, (bent, squares)))
 
-    def _stretch(self, z: Tensor) -> Tensor:
-        bent, least, most = (
-            part.index_select(-1, self.bent) for part in (z, self.of["least"], self.of["most"])
-        )
-        beyond = bent - bent.clamp(least, most)
-        return (1 + beyond.square().sum(1, keepdim=True).sqrt()).float()
+
+def _one_and_root(squares: Tensor) -> Tensor:
+    return (1 + squares.sum(1, keepdim=True).sqrt()).float()
 
 
 def _calendar(days: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -311,14 +311,15 @@ def _value_kind(value: Any) -> str:
 
 
 class NetworkInputs(NamedTuple):
-    """Rows as networks see them, ``(N, in)`` in float32, and how each is stretched, ``(N, 1)``.
+    """Rows as networks see them, ``(N, in)`` in float32, and how far out each is, ``(N, 1)``.
 
-    What heavy tails hide from the networks is told by the second: one plus the distance from the
-    range of the training rows, along the columns that are bent.
+    One plus the distance from the range of the training rows: ``stretch`` along the columns that
+    are bent, whose tails networks do not see, and ``reach`` along all columns.
     """
 
     x: Tensor
     stretch: Tensor
+    reach: Tensor
 
 
 def member_levels(num_members: int) -> Tensor:
@@ -368,7 +369,7 @@ class Embedding:
         if not np.isnan(encoded).any():
             return self(encoded, device)
         parts = [self(encoded, device, level=z) for z in member_levels(num_members).tolist()]
-        return NetworkInputs(torch.stack([part.x for part in parts]), parts[0].stretch)
+        return parts[0]._replace(x=torch.stack([part.x for part in parts]))
 
     def __call__(
         self, encoded: NDArray[np.float64], device: torch.device | str, *, level: float = 0.0
@@ -376,20 +377,19 @@ class Embedding:
         """Embed rows ``(N, w)``; values beyond 10⁶ units are cut, and NaN becomes ``level``."""
         blocks = range(0, len(encoded), _BLOCK)
         parts = [self._embed(encoded[k : k + _BLOCK], level) for k in blocks]
-        both = (torch.as_tensor(np.concatenate(p), device=device) for p in zip(*parts, strict=True))
-        return NetworkInputs(*both)
+        whole = (np.concatenate(part) for part in zip(*parts, strict=True))
+        return NetworkInputs(*(torch.as_tensor(part, device=device) for part in whole))
 
-    def _embed(
-        self, rows: NDArray[np.float64], level: float
-    ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    def _embed(self, rows: NDArray[np.float64], level: float) -> tuple[NDArray[np.float32], ...]:
         with np.errstate(over="ignore"):
             z = np.clip((rows - self.middle) / self.unit, -FARTHEST, FARTHEST)
         z = np.where(np.isnan(z), np.clip(level, self.least, self.most), z)
         inputs = (self.features(z) - self.mean) / self.scale
-        bent = z[:, self.heavy]
-        beyond = bent - np.clip(bent, self.least[self.heavy], self.most[self.heavy])
-        distance = np.sqrt(np.square(beyond).sum(1, keepdims=True))
-        return inputs.astype(np.float32), (1 + distance).astype(np.float32)
+        squares = np.square(z - np.clip(z, self.least, self.most))
+        stretch, reach = (
+            1 + np.sqrt(part.sum(1, keepdims=True)) for part in (squares[:, self.heavy], squares)
+        )
+        return inputs.astype(np.float32), stretch.astype(np.float32), reach.astype(np.float32)
 
     def features(self, z: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return ``(h, b)``."""
@@ -404,4 +404,5 @@ class Embedding:
 
 def bend(z: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return ``z / √(1 + (z/3)²)``."""
-    return z / np.sqrt(1 + np.square(z / BEND))
+    bent: NDArray[np.float64] = z / np.sqrt(1 + np.square(z / BEND))
+    return bent

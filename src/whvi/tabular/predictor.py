@@ -32,6 +32,7 @@ from whvi.likelihoods import (
     Poisson,
     StudentT,
 )
+from whvi.likelihoods.base import RealLikelihood
 from whvi.predictive import Predictive
 from whvi.tabular.functions import MOST_ROWS, Functions, Linearized
 from whvi.tabular.inputs import Embedding, TableSchema
@@ -48,6 +49,7 @@ REGRESSION_LIKELIHOODS = tuple(_LIKELIHOODS)
 Table: TypeAlias = pd.DataFrame | NDArray[np.float64]  # rows as the user has them, or encoded
 POSTERIORS = ("diagonal", "low_rank", "full", "flow", "point")
 
+_PRIOR_SPREAD = 2.0  # of a function of which nothing is known, in those of the targets
 _FAR_DRAWS = 64  # of all members, where components are not Gaussian
 # Values of a hidden layer from which on threads gain: on a busy machine waiting costs more.
 _WORTH_THREADS = 1 << 26
@@ -143,10 +145,10 @@ class Predictor:
         few = len(encoded) * self.functions.width < _WORTH_THREADS
         with limited_threads(1 if few else torch.get_num_threads()):
             for k in range(0, len(encoded), at_once):
-                x, stretch = self.embedding.of_members(encoded[k : k + at_once], device, members)
-                rest = -len(stretch) % MOST_ROWS
-                filled = F.pad(x, (0, 0, 0, rest)), F.pad(stretch, (0, 0, 0, rest), value=1.0)
-                found.append(of(self.predictive(*filled))[: len(stretch)])
+                rows = self.embedding.of_members(encoded[k : k + at_once], device, members)
+                rest = -len(rows.reach) % MOST_ROWS
+                filled = (F.pad(part, (0, 0, 0, rest), value=1.0) for part in rows)
+                found.append(of(self.predictive(*filled))[: len(rows.reach)])
         return found
 
     def evaluate(self, table: Table, of: Callable[[Predictive], Tensor]) -> NDArray[np.float64]:
@@ -157,12 +159,15 @@ class Predictor:
         """Return the predictive distribution of all rows in one object."""
         return _by_row(Predictive.cat(self.map(table, lambda p: p)))
 
-    def predictive(self, x: Tensor, stretch: Tensor | float = 1.0) -> Predictive:
+    def predictive(
+        self, x: Tensor, stretch: Tensor | float = 1.0, reach: Tensor | float = 1.0
+    ) -> Predictive:
         """Return the mixture over members and draws, near and far, of embedded rows."""
         near = self.likelihood.predictive(self.functions(x)).pool()
         if self.linearized is None:
             return _by_row(near)
-        far, share = self._far(self.linearized, x, torch.as_tensor(stretch).double())
+        distances = (torch.as_tensor(part).double() for part in (stretch, reach))
+        far, share = self._far(self.linearized, x, *distances)
         return _by_row(Predictive.mix([near, far], [1 - share, share]))
 
     def share(self, predictive: Predictive) -> Tensor:
@@ -171,26 +176,37 @@ class Predictor:
             return torch.zeros(len(predictive))
         return predictive.weights[math.prod(self.functions.shape) :].sum(0)
 
-    def _far(self, linearized: Linearized, x: Tensor, stretch: Tensor) -> tuple[Predictive, Tensor]:
-        """Return the linearised mixture, and its share in every row."""
+    def _far(
+        self, linearized: Linearized, x: Tensor, stretch: Tensor, reach: Tensor
+    ) -> tuple[Predictive, Tensor]:
+        """Return the linearised mixture, and its share in every row.
+
+        ``N(f, αv)`` of a real target is multiplied by what is known of a function before any row
+        is seen: it is ``N(0, 4)`` in units of the standardised target, and wider beyond the range
+        of the training rows.
+        """
         gaussian = isinstance(self.likelihood, Gaussian | HeteroscedasticGaussian)
         single, members = self.single or not gaussian, self.architecture.members
         num_kept = -(-_FAR_DRAWS // members) if single else 0
         values = linearized.values(x, self.architecture.num_functions, num_kept)
         gate, f, variance = linearized.gate, values.f.double(), values.variance * stretch.square()
         share = gate.share(variance.mean(-1).clamp_min(1e-30).log().mean(0))
+        variance, few = gate.factor * variance, gate.factor**0.5 * stretch * values.changes.double()
+        if isinstance(self.likelihood, RealLikelihood):
+            known = 1 / (1 + variance / (_PRIOR_SPREAD * reach).square())
+            f = f * F.pad(known, (0, f.shape[-1] - known.shape[-1]), value=1.0)
+            variance, few = known * variance, known.sqrt().unsqueeze(1) * few
         if single:
-            few = stretch * values.changes.double()
             if gaussian:  # the mean is that of the moments below
                 few = F.pad(few - few.mean(1, keepdim=True), (0, f.shape[-1] - few.shape[-1]))
             if isinstance(self.likelihood, Poisson):  # rates are known to a factor of e, or better
-                few = few / (gate.factor * variance).sqrt().clamp_min(1).unsqueeze(1)
-            return self.likelihood.predictive(f.unsqueeze(1) + gate.factor**0.5 * few).pool(), share
+                few = few / variance.sqrt().clamp_min(1).unsqueeze(1)
+            return self.likelihood.predictive(f.unsqueeze(1) + few).pool(), share
         components = self.likelihood.predictive(f.unsqueeze(1)).pool().gaussian_components()
         assert components is not None
         loc, noise = components
         unit = self.likelihood.target_scale.unsqueeze(-2)
-        spread = ((gate.factor * variance).sqrt() * unit).reshape(loc.shape)
+        spread = (variance.sqrt() * unit).reshape(loc.shape)
         return Predictive.gaussian(loc, torch.hypot(noise, spread), spread), share
 
 
