@@ -74,7 +74,9 @@ def run_toy(folder: Path, *, quick: bool) -> None:
 
 def toy_records(*, quick: bool) -> list[Record]:
     """Return mean and deviation of ``f`` by a trained diagonal ``q(g)``, and linearised."""
-    model, likelihood = structured_network(), true_noise()
+    with torch.random.fork_rng():
+        torch.manual_seed(0)  # new layers draw from the global generator
+        model, likelihood = structured_network(), true_noise()
     x, y = (torch.tensor(part, dtype=torch.float32) for part in toy.toy_data())
     steps = _QUICK_STEPS if quick else _NUM_STEPS
     settings: dict[str, Any] = {"num_steps": steps, "batch_size": 60, "learning_rate": 1e-2}
