@@ -155,9 +155,8 @@ def _dropout_draws(fitted: Fitted) -> LogProbs:
 def _last_layer_laplace(fitted: Fitted) -> LogProbs:
     """Put laplace-torch on the head: Kronecker factors, prior precision by the evidence.
 
-    Predictions are means over draws of the head's weights; the head is linear, so these are draws of
-    the linearised functions. The Jacobians of the probit approximation would take half a second a
-    query.
+    Predictions are means over draws of the head's weights: draws of functions, for it is linear.
+    The Jacobians of the probit approximation would take half a second a query.
     """
     from laplace import Laplace
 
