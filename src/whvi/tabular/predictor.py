@@ -195,9 +195,9 @@ class Predictor:
         share = gate.share(variance.mean(-1).clamp_min(1e-30).log().mean(0))
         variance, few = gate.factor * variance, gate.factor**0.5 * stretch * values.changes.double()
         if isinstance(self.likelihood, RealLikelihood):
-            mean, spread = (1 / (1 + variance / (s * reach).square()) for s in _PRIOR_SPREADS)
-            f = f * F.pad(mean, (0, f.shape[-1] - mean.shape[-1]), value=1.0)
-            variance, few = spread * variance, spread.sqrt().unsqueeze(1) * few
+            known, bound = (1 / (1 + variance / (s * reach).square()) for s in _PRIOR_SPREADS)
+            f = f * F.pad(known, (0, f.shape[-1] - known.shape[-1]), value=1.0)
+            variance, few = bound * variance, bound.sqrt().unsqueeze(1) * few
         if single:
             if gaussian:  # the mean is that of the moments below
                 few = F.pad(few - few.mean(1, keepdim=True), (0, f.shape[-1] - few.shape[-1]))
