@@ -32,6 +32,7 @@ from whvi.training.config import seeded_generator
 
 NUM_DRAWS = 8
 _LAPLACE_DRAWS = 100  # of the head alone
+_LAPLACE_PRECISIONS = tuple(10.0 ** (k / 2) for k in range(-2, 11))
 
 LogProbs = Callable[[Queries], Tensor]
 """Log-probabilities of the predictive, shape ``(N, 150)``."""
@@ -70,13 +71,14 @@ class Training:
         name: Of the training, and of its first method.
         candidates: Settings to choose from.
         fit: Trains with settings.
-        methods: How to predict, by name; the first has the name of the training.
+        methods: How to predict, by name, given the classifier and the validation queries; the
+            first has the name of the training.
     """
 
     name: str
     candidates: tuple[Settings, ...]
     fit: Callable[[Settings, Queries, int], Fitted]
-    methods: Mapping[str, Callable[[Fitted], LogProbs]]
+    methods: Mapping[str, Callable[[Fitted, Queries], LogProbs]]
 
 
 def _fit_whole(settings: Settings, data: Queries, seed: int) -> Fitted:
@@ -114,7 +116,7 @@ def _fit_head(settings: Settings, data: Queries, seed: int) -> Fitted:
     return Fitted(model, data, seed)
 
 
-def _single(fitted: Fitted) -> LogProbs:
+def _single(fitted: Fitted, val: Queries) -> LogProbs:
     return lambda queries: over_rows(lambda b: fitted.model(**b), queries).log_softmax(-1)
 
 
@@ -124,7 +126,7 @@ def _mean_of_draws(logits: Tensor) -> Tensor:
     return draws.logsumexp(0) - torch.tensor(float(len(draws))).log()
 
 
-def _weight_draws(fitted: Fitted) -> LogProbs:
+def _weight_draws(fitted: Fitted, val: Queries) -> LogProbs:
     def predict(queries: Queries) -> Tensor:
         def draws(batch: dict[str, Tensor]) -> Tensor:
             generator = seeded_generator("predict", fitted.seed)  # the same weights for all rows
@@ -138,7 +140,7 @@ def _weight_draws(fitted: Fitted) -> LogProbs:
     return predict
 
 
-def _dropout_draws(fitted: Fitted) -> LogProbs:
+def _dropout_draws(fitted: Fitted, val: Queries) -> LogProbs:
     """Keep the dropout of the encoder on."""
 
     def predict(queries: Queries) -> Tensor:
@@ -152,11 +154,12 @@ def _dropout_draws(fitted: Fitted) -> LogProbs:
     return predict
 
 
-def _last_layer_laplace(fitted: Fitted) -> LogProbs:
-    """Put laplace-torch on the head: Kronecker factors, prior precision by the evidence.
+def _last_layer_laplace(fitted: Fitted, val: Queries) -> LogProbs:
+    """Put laplace-torch on the head: Kronecker factors, prior precision by the validation queries.
 
-    Predictions are means over draws of the head's weights: draws of functions, for it is linear.
-    The Jacobians of the probit approximation would take half a second a query.
+    By the evidence predictions are far too unsure. They are means over draws of the head's weights:
+    draws of functions, for it is linear. The Jacobians of the probit approximation would take half
+    a second a query.
     """
     from laplace import Laplace
 
@@ -168,17 +171,21 @@ def _last_layer_laplace(fitted: Fitted) -> LogProbs:
     head = nn.Sequential(nn.Identity(), model.head)
     posterior: Any = Laplace(head, "classification", "all", "kron")
     posterior.fit(DataLoader(TensorDataset(features(fitted.train), fitted.train.y), batch_size=500))
-    posterior.optimize_prior_precision(method="marglik")
 
-    def predict(queries: Queries) -> Tensor:
+    def log_probs(x: Tensor) -> Tensor:
         with torch.random.fork_rng():
             torch.manual_seed(fitted.seed)
-            found: Tensor = posterior(
-                features(queries), pred_type="nn", link_approx="mc", n_samples=_LAPLACE_DRAWS
-            )
+            found: Tensor = posterior(x, pred_type="nn", link_approx="mc", n_samples=_LAPLACE_DRAWS)
         return found.detach().log()
 
-    return predict
+    x = features(val)
+
+    def val_nll(precision: float) -> float:
+        posterior.prior_precision = precision
+        return float(-log_probs(x).gather(1, val.y[:, None]).mean())
+
+    posterior.prior_precision = min(_LAPLACE_PRECISIONS, key=val_nll)
+    return lambda queries: log_probs(features(queries))
 
 
 def _grid(name: str, values: tuple[float, ...], **others: float) -> tuple[Settings, ...]:

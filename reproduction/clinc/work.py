@@ -77,7 +77,7 @@ class ClincWork:
         for name, method in training.methods.items():
             if missing_package(name) is not None:
                 continue
-            predict = method(fitted)
+            predict = method(fitted, data.val)
             found = predict(data.test), predict(data.outsiders)
             self._keep(name, unit.seed, found)
             about = {
@@ -99,7 +99,7 @@ class ClincWork:
             kept, fitted = store.read().get((training.name, name)), None
             if kept is None:
                 fitted = training.fit(settings, data.train, 0)
-                log_probs = training.methods[training.name](fitted)(data.val)
+                log_probs = training.methods[training.name](fitted, data.val)(data.val)
                 nll = float(-log_probs.gather(1, data.val.y[:, None]).mean())
                 kept = {"training": training.name, "candidate": name, "validation_nll": nll}
                 store.append([kept])
