@@ -244,8 +244,8 @@ def test_rates_far_away_are_known_to_a_factor_of_e():
 
 @pytest.mark.parametrize("likelihood", ["gaussian", "heteroscedastic", "student_t"])
 @pytest.mark.parametrize("reach", [1.0, 3.0])
-def test_far_functions_are_bounded_by_what_was_known_before(likelihood, reach):
-    """The mean is that of ``N(f, αv) N(0, (10 d)²)``, the spread that with ``(2 d)²``."""
+def test_far_functions_are_multiplied_by_what_was_known_before(likelihood, reach):
+    """``N(f, αv)`` times ``N(0, (4 reach)²)`` in units of the standardised target."""
     X, y = table()
     predictor = fitted(X, 5 + 3 * y, likelihood=likelihood)._predictor
     x, known = torch.full((1, 3), 2.5), predictor.linearized
@@ -254,8 +254,8 @@ def test_far_functions_are_bounded_by_what_was_known_before(likelihood, reach):
     values, changes = known(x, 1)
     f, v = values[:, 0, 0].double(), 50 * changes[:, :, 0, 0].double().square().mean(1)
     scale, mean = predictor.likelihood.target_scale[:, 0], predictor.likelihood.target_mean[:, 0]
-    expected = (f / v) / (1 / v + 1 / (10 * reach) ** 2) * scale + mean
-    spread = (1 / (1 / v + 1 / (2 * reach) ** 2)).sqrt() * scale
+    expected = (f / v) / (1 / v + 1 / (4 * reach) ** 2) * scale + mean
+    spread = (1 / (1 / v + 1 / (4 * reach) ** 2)).sqrt() * scale
     if likelihood == "student_t":  # functions, not Gaussians
         draws = far.component_means().view(2, -1)
         error = (draws.mean(1) - expected).abs() / spread

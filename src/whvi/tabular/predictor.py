@@ -49,9 +49,7 @@ REGRESSION_LIKELIHOODS = tuple(_LIKELIHOODS)
 Table: TypeAlias = pd.DataFrame | NDArray[np.float64]  # rows as the user has them, or encoded
 POSTERIORS = ("diagonal", "low_rank", "full", "flow", "point")
 
-# Of a function before any row is seen, in standard deviations of the targets: to bound its mean,
-# which is to be moved only if it is absurd, and its spread.
-_PRIOR_SPREADS = (10.0, 2.0)
+_PRIOR_SPREAD = 4.0  # of a function of which nothing is known, in those of the targets
 _FAR_DRAWS = 64  # of all members, where components are not Gaussian
 # Values of a hidden layer from which on threads gain: on a busy machine waiting costs more.
 _WORTH_THREADS = 1 << 26
@@ -183,9 +181,9 @@ class Predictor:
     ) -> tuple[Predictive, Tensor]:
         """Return the linearised mixture, and its share in every row.
 
-        ``N(f, αv)`` of a real target is bounded by what is known of a function before any row is
-        seen, ``N(0, τ²)`` in units of the standardised target, wider beyond the range of the
-        training rows: ``f`` as a product of both has it for ``τ = 10``, ``αv`` for ``τ = 2``.
+        ``N(f, αv)`` of a real target is multiplied by what is known of a function before any row
+        is seen: ``N(0, 4²)`` in units of the standardised target, and wider beyond the range of the
+        training rows.
         """
         gaussian = isinstance(self.likelihood, Gaussian | HeteroscedasticGaussian)
         single, members = self.single or not gaussian, self.architecture.members
@@ -195,9 +193,9 @@ class Predictor:
         share = gate.share(variance.mean(-1).clamp_min(1e-30).log().mean(0))
         variance, few = gate.factor * variance, gate.factor**0.5 * stretch * values.changes.double()
         if isinstance(self.likelihood, RealLikelihood):
-            known, bound = (1 / (1 + variance / (s * reach).square()) for s in _PRIOR_SPREADS)
+            known = 1 / (1 + variance / (_PRIOR_SPREAD * reach).square())
             f = f * F.pad(known, (0, f.shape[-1] - known.shape[-1]), value=1.0)
-            variance, few = bound * variance, bound.sqrt().unsqueeze(1) * few
+            variance, few = known * variance, known.sqrt().unsqueeze(1) * few
         if single:
             if gaussian:  # the mean is that of the moments below
                 few = F.pad(few - few.mean(1, keepdim=True), (0, f.shape[-1] - few.shape[-1]))
