@@ -1,10 +1,9 @@
 """The columns of a table, and how they become the inputs of a network.
 
-What a column holds is decided once, when a model is fitted, and written down in a
-:class:`TableSchema`; every later table is read and encoded by it. Categories become one-hot
-columns, and where they are many also their effects on the target; dates become numbers, missing
-values the median and an indicator. An :class:`Embedding` then scales all columns,
-``z = (x - μ) / σ``, bends heavy tails and may add bins: :mod:`whvi.tabular.scaling` learns how.
+What a column holds is decided once, at fit, and written down in a :class:`TableSchema`; every later
+table is read and encoded by it. Categories become one-hot columns, and where they are many also
+their effects on the target; dates become numbers, missing values the median and an indicator. An
+:class:`Embedding` scales them, bends tails and adds bins: :mod:`whvi.tabular.scaling` learns how.
 """
 
 from __future__ import annotations
@@ -311,10 +310,9 @@ def _value_kind(value: Any) -> str:
 
 
 class NetworkInputs(NamedTuple):
-    """Rows as networks see them, ``(N, in)`` in float32, and how far out each is, ``(N, 1)``.
+    """Rows in float32, ``(N, in)``, and one plus the distance from the range of training rows.
 
-    One plus the distance from the range of the training rows: ``stretch`` along the columns that
-    are bent, whose tails networks do not see, and ``reach`` along all columns.
+    ``stretch (N, 1)`` along bent columns, whose tails networks do not see, ``reach`` along all.
     """
 
     x: Tensor
@@ -376,9 +374,8 @@ class Embedding:
     ) -> NetworkInputs:
         """Embed rows ``(N, w)``; values beyond 10⁶ units are cut, and NaN becomes ``level``."""
         blocks = range(0, len(encoded), _BLOCK)
-        parts = [self._embed(encoded[k : k + _BLOCK], level) for k in blocks]
-        whole = (np.concatenate(part) for part in zip(*parts, strict=True))
-        return NetworkInputs(*(torch.as_tensor(part, device=device) for part in whole))
+        parts = zip(*(self._embed(encoded[k : k + _BLOCK], level) for k in blocks), strict=True)
+        return NetworkInputs(*(torch.as_tensor(np.concatenate(p), device=device) for p in parts))
 
     def _embed(self, rows: NDArray[np.float64], level: float) -> tuple[NDArray[np.float32], ...]:
         with np.errstate(over="ignore"):
@@ -386,23 +383,18 @@ class Embedding:
         z = np.where(np.isnan(z), np.clip(level, self.least, self.most), z)
         inputs = (self.features(z) - self.mean) / self.scale
         squares = np.square(z - np.clip(z, self.least, self.most))
-        stretch, reach = (
-            1 + np.sqrt(part.sum(1, keepdims=True)) for part in (squares[:, self.heavy], squares)
-        )
-        return inputs.astype(np.float32), stretch.astype(np.float32), reach.astype(np.float32)
+        sums = [s.sum(1, keepdims=True) for s in (squares[:, self.heavy], squares)]
+        return tuple(p.astype(np.float32) for p in (inputs, *(1 + np.sqrt(s) for s in sums)))
 
     def features(self, z: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return ``(h, b)``."""
-        bins = np.arange(len(self.column))
-        return np.concatenate([np.where(self.heavy, bend(z), z), self.shares(z, bins)], axis=1)
+        return np.hstack([self.bent(z), self.shares(z, slice(None))])
 
-    def shares(self, z: NDArray[np.float64], bins: NDArray[np.int64]) -> NDArray[np.float64]:
+    def bent(self, z: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return ``h``."""
+        return np.where(self.heavy, z / np.sqrt(1 + np.square(z / BEND)), z)
+
+    def shares(self, z: NDArray[np.float64], bins: slice) -> NDArray[np.float64]:
         """Return ``b_k`` of some of the bins."""
         left, right = self.left[bins], self.right[bins]
         return np.clip((z[:, self.column[bins]] - left) / (right - left), 0, 1)
-
-
-def bend(z: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return ``z / √(1 + (z/3)²)``."""
-    bent: NDArray[np.float64] = z / np.sqrt(1 + np.square(z / BEND))
-    return bent

@@ -14,11 +14,9 @@ import pandas as pd
 from torch import Tensor
 
 from whvi.errors import ConfigError, DataError, ShapeError
-from whvi.tabular.inputs import FARTHEST, Embedding, Kind, TableSchema, bend
+from whvi.tabular.inputs import FARTHEST, Embedding, Kind, TableSchema
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from numpy.typing import ArrayLike, NDArray
 
 # A spread of a few rounding errors is not information: dividing by it would blow it up to one.
@@ -176,7 +174,7 @@ def _check_finite(x: NDArray[np.float64]) -> None:
 
 # Inputs ----------------------------------------------------------------------------------------
 
-_AT_ONCE = 8  # columns
+_AT_ONCE = 8  # bins
 _HEAVY = 5.0  # interquartile ranges from the median: normal columns stay within 3.5
 
 
@@ -202,23 +200,14 @@ def learn_embedding(encoded: NDArray[np.float64], *, num_bins: int = 0) -> Embed
     column, left, right = _bins(z, np.flatnonzero(varied & (num_bins > 1)), num_bins)
     mean, scale = np.zeros(z.shape[1] + len(column)), np.ones(z.shape[1] + len(column))
     raw = Embedding(middle, unit, heavy, z.min(0), z.max(0), column, left, right, mean, scale)
-    for at, values in _to_standardize(raw, z):
-        found = Standardizer.fit(values)
-        mean[at], scale[at] = found.mean[0], found.scale[0]
+    if heavy.any():  # the others are standardised already
+        found = Standardizer.fit(raw.bent(z)[:, heavy])
+        mean[np.flatnonzero(heavy)], scale[np.flatnonzero(heavy)] = found.mean[0], found.scale[0]
+    for k in range(0, len(column), _AT_ONCE):  # bins may be many
+        few = slice(k, k + _AT_ONCE)
+        found = Standardizer.fit(raw.shares(z, few))
+        mean[len(heavy) :][few], scale[len(heavy) :][few] = found.mean[0], found.scale[0]
     return raw
-
-
-def _to_standardize(
-    raw: Embedding, z: NDArray[np.float64]
-) -> Iterator[tuple[NDArray[np.int64], NDArray[np.float64]]]:
-    """Yield positions and values of bent columns and bins, few at a time: bins may be many."""
-    heavy, bins = np.flatnonzero(raw.heavy), np.arange(len(raw.column))
-    for k in range(0, len(heavy), _AT_ONCE):
-        few = heavy[k : k + _AT_ONCE]
-        yield few, bend(z[:, few])
-    for k in range(0, len(bins), _AT_ONCE):
-        few = bins[k : k + _AT_ONCE]
-        yield z.shape[1] + few, raw.shares(z, few)
 
 
 def _bins(
