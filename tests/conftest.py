@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import settings
@@ -26,6 +28,14 @@ settings.register_profile("nightly", max_examples=10_000, **_SHARED)
 settings.load_profile("fast")
 
 INSTRUCTION_SETS = ("avx512", "avx2", "baseline")
+
+
+@pytest.fixture(autouse=True)
+def _global_generators() -> None:
+    """A test that draws from a global generator finds the same state whatever ran before it."""
+    random.seed(20)
+    np.random.seed(20)
+    torch.manual_seed(20)
 
 
 @pytest.fixture
