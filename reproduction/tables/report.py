@@ -6,7 +6,15 @@ import math
 from collections.abc import Iterable, Sequence
 
 from reproduction.records import Record
-from reproduction.report import SummaryRow, grouped, markdown_table, mean, number
+from reproduction.report import (
+    Pair,
+    SummaryRow,
+    grouped,
+    markdown_table,
+    mean,
+    number,
+    paired_differences,
+)
 from reproduction.tables.methods import METHODS, TREES
 from reproduction.tables.work import UNFINISHED
 
@@ -48,8 +56,10 @@ def markdown(records: list[Record]) -> str:
         "# Tables people have\n",
         "**A quick run: it tests the machinery only.**\n" if quick else "",
         "Made from `records.jsonl` by `python -m reproduction tables`; protocol: "
-        f"[tables.md](../../tables.md). Means over folds ({', '.join(map(str, folds))} of 5).\n",
-        _overall(rows),
+        f"[tables.md](../../tables.md). Means over folds ({', '.join(map(str, folds))} of 5); "
+        "a cell with fewer folds than others in its row tells how many, and is never bold. "
+        "Comparisons are made on the folds that both methods have.\n",
+        _overall(records),
     ]
     for score, title in _TITLES.items():
         parts.append(f"## {title}\n\n{markdown_table(_grid(rows, score))}")
@@ -63,30 +73,36 @@ def _grid(rows: Sequence[SummaryRow], score: str) -> list[list[str]]:
     lines = [["table", *methods]]
     for dataset in sorted({row["dataset"] for row in kept if score in row}):
         cells = {row["method"]: row for row in kept if row["dataset"] == dataset}
-        values = {m: cells[m][score] for m in methods if score in cells.get(m, {})}
-        best = (max if score == "accuracy" else min)(values.values())
-        lines.append([dataset, *[_cell(cells.get(m), score, best) for m in methods]])
+        scored = [row for row in cells.values() if score in row]
+        most = max(row["num_folds"] for row in scored)
+        best = (max if score == "accuracy" else min)(
+            row[score] for row in scored if row["num_folds"] == most
+        )
+        lines.append([dataset, *[_cell(cells.get(m), score, best, most) for m in methods]])
     return lines
 
 
-def _cell(row: SummaryRow | None, score: str, best: float) -> str:
+def _cell(row: SummaryRow | None, score: str, best: float, most: int) -> str:
     if row is None:
         return "–"
     if row["outcome"] != "done":
         return UNFINISHED if row["outcome"] == UNFINISHED else "failed"
     text = number(row[score], ".1f" if score == "fit_seconds" else ".3f")
+    if row["num_folds"] < most:
+        return f"{text} ({row['num_folds']} of {most})"
     return f"**{text}**" if row[score] == best and score != "fit_seconds" else text
 
 
-def _overall(rows: Sequence[SummaryRow]) -> str:
+def _overall(records: Sequence[Record]) -> str:
     """Return the figures that the floors are about, for each version of our estimators."""
-    found = {(row["dataset"], row["method"]): row for row in rows if row["outcome"] == "done"}
+    unfinished = {(r["dataset"], r["method"]) for r in records if r["outcome"] != "done"}
+    done = [r for r in records if (r["dataset"], r["method"]) not in unfinished]
     lines = [["", "RMSE ÷ best tree (geometric mean)", "largest", "RMSE ÷ RealMLP-TD",
               "log-likelihood best of all"]]  # fmt: skip
     for ours in ("whvi-before", "whvi"):
-        trees = _ratios(found, ours, TREES)
-        nets = _ratios(found, ours, ("realmlp-td",))
-        wins = _wins(found, ours)
+        errors = paired_differences([r for r in done if "rmse" in r], ours, ("rmse",))
+        trees, nets = _ratios(errors, TREES), _ratios(errors, ("realmlp-td",))
+        wins = _wins(paired_differences(done, ours, ("mnll",)))
         if wins:
             name, largest = max(trees.items(), key=lambda item: item[1], default=("–", math.nan))
             lines.append(
@@ -95,38 +111,29 @@ def _overall(rows: Sequence[SummaryRow]) -> str:
                     f"{_geometric_mean(trees)} ({len(trees)} tables)",
                     f"{number(largest, '.3f')} ({name})",
                     f"{_geometric_mean(nets)} ({len(nets)} tables)",
-                    f"{sum(wins)} of {len(wins)}",
+                    f"{sum(wins.values())} of {len(wins)}",
                 ]
             )
     return markdown_table(lines)
 
 
-_Cells = dict[tuple[str, str], SummaryRow]
-
-
-def _ratios(found: _Cells, ours: str, rivals: Sequence[str]) -> dict[str, float]:
-    """Return our RMSE over the least of the rivals', by table."""
-    ratios = {}
-    for (dataset, method), row in found.items():
-        theirs = [
-            found[dataset, r]["rmse"] for r in rivals if "rmse" in found.get((dataset, r), {})
-        ]
-        if method == ours and "rmse" in row and theirs:
-            ratios[dataset] = row["rmse"] / min(theirs)
+def _ratios(pairs: Iterable[Pair], rivals: Sequence[str]) -> dict[str, float]:
+    """Return our RMSE over that of the best of the rivals, by table, on folds that both have."""
+    ratios: dict[str, float] = {}
+    for pair in pairs:
+        if pair.rival in rivals:
+            both = pair.differences["rmse"]
+            ratios[pair.dataset] = max(ratios.get(pair.dataset, 0.0), both.reference / both.rival)
     return ratios
 
 
-def _wins(found: _Cells, ours: str) -> list[bool]:
-    """Tell for every table that rivals have done whether our log-likelihood is the best."""
-    wins = []
-    for (dataset, method), row in found.items():
-        rivals = [
-            other["mnll"]
-            for (name, rival), other in found.items()
-            if name == dataset and not rival.startswith("whvi")
-        ]
-        if method == ours and rivals:
-            wins.append(row["mnll"] <= min(rivals))
+def _wins(pairs: Iterable[Pair]) -> dict[str, bool]:
+    """Tell by table whether our log-likelihood is the best, on folds that both have."""
+    wins: dict[str, bool] = {}
+    for pair in pairs:
+        if not pair.rival.startswith("whvi"):
+            ahead = pair.differences["mnll"].mean >= 0
+            wins[pair.dataset] = wins.get(pair.dataset, True) and ahead
     return wins
 
 
