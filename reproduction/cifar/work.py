@@ -20,9 +20,8 @@ from reproduction.cifar.images import (
     outsiders,
 )
 from reproduction.cifar.methods import METHODS, Adaptation, LogProbs, predictive
-from reproduction.gaps.commit import commit
 from reproduction.methods import Settings
-from reproduction.records import Record, RecordStore, software_versions
+from reproduction.records import Record, RecordStore, origin
 from reproduction.report import mean
 from reproduction.runner import Unit
 from whvi.metrics import accuracy, auroc, ece
@@ -56,20 +55,14 @@ class CifarWork:
         training = time.process_time() - start
         strange = outsiders(self.data_dir)[: len(data.test_x)]
         yield {
-            "method": unit.method,
-            "dataset": DATASET,
-            "split": 0,
-            "seed": unit.seed,
+            **unit.key(unit.splits[0]),
             **scores(predictive(models, unit.seed), data, strange),
             "num_parameters": sum(_trained(model) for model in models),
             "num_train": len(data.x),
             "num_corrupted": min(NUM_CORRUPTED, len(data.test_x)),
             "settings": dict(settings),
             "cpu_seconds": training,
-            "data_sha256": data.sha256,
-            "versions": software_versions(),
-            "quick": self.quick,
-            "commit": commit(),
+            **origin(data.sha256, quick=self.quick),
         }
 
     def _load(self) -> Cifar:

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from reproduction.data import UCIDataset, load_uci
-from reproduction.gaps.commit import commit
 from reproduction.gaps.linearized import LinearizedMethod
 from reproduction.gaps.methods import BEFORE, METHODS
 from reproduction.gaps.splits import few_rows, with_gaps
@@ -16,7 +15,7 @@ from reproduction.methods import DataSize, Method
 from reproduction.methods.estimator import ESTIMATORS, evaluate_estimator
 from reproduction.methods.evaluation import evaluate
 from reproduction.methods.selection import Choice, candidates, choose
-from reproduction.records import Record, Records
+from reproduction.records import Record, Records, commit
 from reproduction.runner import Unit
 
 FILES = {"gaps": "records.jsonl", "few": "few.jsonl"}

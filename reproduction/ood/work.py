@@ -11,11 +11,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from reproduction.gaps.commit import commit
 from reproduction.methods import Settings
 from reproduction.ood.images import load_images
 from reproduction.ood.methods import METHODS, ImageMethod, least_nll, mixture
-from reproduction.records import Record, Records, software_versions
+from reproduction.records import Record, Records, origin
 from reproduction.runner import Unit
 from whvi.metrics import accuracy, auroc, ece, mnll
 from whvi.predictive import Predictive
@@ -77,10 +76,7 @@ class OodWork:
             "num_train": len(data.y),
             "settings": settings,
             "cpu_seconds": time.process_time() - start,
-            "data_sha256": data.sha256,
-            "versions": software_versions(),
-            "quick": self.quick,
-            "commit": commit(),
+            **origin(data.sha256, quick=self.quick),
         }
 
     def _settings(self, method: ImageMethod, data: Data) -> Settings:
