@@ -20,12 +20,10 @@ from whvi.layers.protocol import BayesianLayer, as_fx_leaf
 from whvi.layers.random_scales import RandomScalesMatrix
 from whvi.layers.structured import StructuredMatrix
 from whvi.posteriors import Posterior, PosteriorFactory, make_posterior
-from whvi.posteriors.base import sum_of_kls
+from whvi.posteriors.base import Device, sum_of_kls
 from whvi.priors import EmpiricalBayesPrior, Prior, PriorFactory
 from whvi.sampling import check_draws_axis, current_sampler, insert_inner_axes
 from whvi.transforms import TransformLike
-
-Device = torch.device | str | None
 
 
 class _Parameters(dict[str, nn.Parameter | None]):

@@ -15,10 +15,9 @@ from torch import Tensor
 from torch.compiler import is_exporting
 
 from whvi.errors import ConfigError, DataError, NumericalError, ShapeError
-from whvi.predictive.numerics import regularized_incomplete_beta, student_t_log_prob
+from whvi.predictive.numerics import EPS, regularized_incomplete_beta, student_t_log_prob
 
 _LOG_2PI = math.log(2 * math.pi)
-_EPS = torch.finfo(torch.float64).eps
 
 
 class Components(ABC):
@@ -330,10 +329,10 @@ def root(
         newton = x - gap / density(x)
         helps = (newton >= lower) & (newton <= upper) & (gap.abs() < previous / 2)
         step = torch.where(helps, newton, (lower + upper) / 2)
-        step = torch.where(gap.abs() <= 8 * _EPS * q, x, step)  # at the cdf's precision
+        step = torch.where(gap.abs() <= 8 * EPS * q, x, step)  # at the cdf's precision
         step = torch.where(moving, step, x)
         moved, x, previous = (step - x).abs(), step, gap.abs()
-        moving &= moved > 2 * _EPS * (x.abs() + std)
+        moving &= moved > 2 * EPS * (x.abs() + std)
         if not bool(moving.any()):
             break
     return x

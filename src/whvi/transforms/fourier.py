@@ -28,6 +28,7 @@ import torch
 from torch import Tensor
 
 from whvi._kernel.backend import (
+    HALF_TYPES,
     PLAIN_TYPES,
     apart,
     differentiable_gradients,
@@ -37,8 +38,6 @@ from whvi._kernel.backend import (
 )
 from whvi._kernel.hartley import hartley_levels, hartley_takes
 from whvi.transforms.mixing import Factors, MixingByHand
-
-_HALF_TYPES = (torch.float16, torch.bfloat16)
 
 
 class _Tables(NamedTuple):
@@ -108,7 +107,7 @@ class FourierMixing(MixingByHand):
 
     def mix(self, v: Tensor, g: Tensor, *learned: Tensor) -> Tensor:
         """See :meth:`Mixing.mix`."""
-        if v.dtype in _HALF_TYPES:
+        if v.dtype in HALF_TYPES:
             return self.mix(v.float(), g.float()).to(v.dtype)
         if _is_watched(v, g):
             return self.run(v, g)[0]
