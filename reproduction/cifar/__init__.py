@@ -12,7 +12,7 @@ from pathlib import Path
 from reproduction.cifar.images import CORRUPTIONS
 from reproduction.cifar.methods import METHODS
 from reproduction.cifar.work import DATASET, CifarWork
-from reproduction.records import Record
+from reproduction.records import Record, RecordStore
 from reproduction.report import (
     SummaryRow,
     heading,
@@ -36,7 +36,8 @@ def reproduce_cifar(options: Options, *, data_dir: str | None = None) -> Path:
         for name in options.methods or METHODS
         for seed in (seeds[:1] if name == "as-given" else seeds)  # nothing in it is random
     ]
-    work = CifarWork(str(options.output / "choices.jsonl"), data_dir, options.quick)
+    choices = RecordStore(options.output / "choices.jsonl", ("method",))
+    work = CifarWork(choices, data_dir, options.quick)
     return run_and_report(units, work, options, summarise, markdown)
 
 
