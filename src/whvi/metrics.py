@@ -168,7 +168,7 @@ def _sum_squares(predictive: Predictive, after: float, start: Tensor, end: Tenso
     """Sum ``(F(k) - after)²`` over the integers of ``[start, end)``, panel by panel.
 
     Panels grow with the distance from ``start``, as the cdf of a count near ``k`` changes over
-    ``sqrt(k)``. A row that is done is not evaluated again: one long sum is no burden to the others.
+    ``sqrt(k)``. Rows that are done are not evaluated again: one long sum does not slow the others.
     """
     total, offset = torch.zeros_like(start), 0
     while bool((left := (end - start - offset).clamp_min(0)).any()):

@@ -3,7 +3,7 @@ r"""The structured matrix ``W = diag(s1) H diag(g) H diag(s2)``, ``g ~ q(g)`` (e
 ``s1`` and ``s2`` are optimised; ``g`` has a posterior and a prior. Other shapes than a square of a
 size of the transform follow a :class:`~whvi._kernel.layout.BlockPlan` of ``K`` blocks of size
 ``D``, whose vectors lie one after the other; a single row or column of weights is ``vec(W)``. With
-another transform ``M(g) = T diag(g) Tᵀ`` stands in the place of ``H diag(g) H``.
+another transform ``M(g) = T diag(g) Tᵀ`` replaces ``H diag(g) H``.
 """
 
 from __future__ import annotations

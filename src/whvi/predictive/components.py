@@ -1,6 +1,6 @@
 """Mixture components: the distribution of the targets given one draw of the network.
 
-With what mixtures need besides: checks of parameters and targets, and inverses of a cdf.
+Also here: checks of parameters and targets, and inverses of a cdf.
 """
 
 from __future__ import annotations
@@ -229,7 +229,7 @@ def joined(parts: Sequence[Components]) -> Components:
 def side_by_side(parts: Sequence[Tensor]) -> Tensor:
     """Join tensors along their first axis, with its entries side by side in memory.
 
-    Sums over the components of a row then have one order, whatever other rows there are.
+    Sums over the components of a row are then in the same order for any number of rows.
     """
     return torch.cat([part.movedim(0, -1) for part in parts], dim=-1).movedim(-1, 0)
 

@@ -9,7 +9,7 @@ the real and imaginary parts of ``w F`` are coefficients ``k`` and ``D − k`` o
 the latter for rows in the order ``…, 3, 1, 0, 2, 4, …`` (Makhoul, 1980). So one real FFT of length
 ``D`` is a transform, and its inverse is ``x = irfft(w̄ (w F) / 2)``. In ``M(g) = T diag(g) Tᵀ`` the
 order of what ``g`` multiplies does not matter, which saves reordering the rows. Rows of ``2^k``
-entries have a kernel of their own, :mod:`whvi._kernel.hartley`.
+entries have their own kernel, :mod:`whvi._kernel.hartley`.
 
 A circulant matrix is ``C = F* diag(ĉ) F``, ``C[i, j] = c[(i − j) mod D]``. Here ``g`` is its
 spectrum in the real Fourier basis: ``ĉ_0 = g_0``, ``ĉ_k = (g_{2k−1} + i g_{2k}) / √2``, and
