@@ -34,5 +34,4 @@ def chosen(
         best, found = least_nll(candidates, score)
         kept = {**key, "settings": dict(best), "held_out_nll": found}
         choices.append([kept])
-    best_settings: Settings = kept["settings"]
-    return best_settings
+    return dict(kept["settings"])

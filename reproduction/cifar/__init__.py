@@ -6,7 +6,7 @@ Writes ``records.jsonl`` (one line per method and seed), ``choices.jsonl``, and 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 
 from reproduction.cifar.images import CORRUPTIONS
@@ -14,7 +14,6 @@ from reproduction.cifar.methods import METHODS
 from reproduction.cifar.work import DATASET, CifarWork
 from reproduction.records import Record, RecordStore
 from reproduction.report import (
-    SummaryRow,
     heading,
     markdown_table,
     mean,
@@ -41,9 +40,7 @@ def reproduce_cifar(options: Options, *, data_dir: str | None = None) -> Path:
     return run_and_report(units, work, options, summarise, markdown)
 
 
-def summarise(records: Iterable[Record]) -> list[SummaryRow]:
-    """Average the records of every method over seeds."""
-    return summarise_seeds(records, METHODS, SCORES)
+summarise = partial(summarise_seeds, methods=METHODS, scores=SCORES)
 
 
 def markdown(records: list[Record]) -> str:

@@ -6,7 +6,7 @@ validation queries), and from the records ``summary.json`` and ``README.md``.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 
 from reproduction.clinc.methods import ENSEMBLES, METHODS, TRAININGS, missing_package
@@ -14,7 +14,6 @@ from reproduction.clinc.queries import DATASET
 from reproduction.clinc.work import ClincWork
 from reproduction.records import Record, RecordStore
 from reproduction.report import (
-    SummaryRow,
     heading,
     markdown_table,
     seed_cells,
@@ -47,9 +46,7 @@ def reproduce_clinc(options: Options, *, data_dir: str | None = None) -> Path:
     return run_and_report(together if len(seeds) > 1 else (), work, options, summarise, markdown)
 
 
-def summarise(records: Iterable[Record]) -> list[SummaryRow]:
-    """Average the records of every method over seeds."""
-    return summarise_seeds(records, METHODS, SCORES, _OTHERS)
+summarise = partial(summarise_seeds, methods=METHODS, scores=SCORES, others=_OTHERS)
 
 
 def markdown(records: list[Record]) -> str:

@@ -20,7 +20,6 @@ from reproduction.runner import Unit
 
 FILES = {"gaps": "records.jsonl", "few": "few.jsonl"}
 """Of the records of every part."""
-_QUICK_STEPS = 60
 
 
 @dataclass(frozen=True)
@@ -43,10 +42,7 @@ class GapsWork:
         """Yield the records of ``unit``, one per split."""
         dataset = split_dataset(load_uci(unit.dataset, self.data_dir), self.part, seed=unit.seed)
         if unit.method in ESTIMATORS:
-            steps = _QUICK_STEPS if self.quick else None
-            records = evaluate_estimator(
-                unit.method, dataset, unit.splits, seed=unit.seed, max_iter=steps
-            )
+            records = evaluate_estimator(unit, dataset, quick=self.quick)
         else:
             records = self._method(unit, dataset)
         for record in records:

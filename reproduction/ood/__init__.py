@@ -6,14 +6,13 @@ held-out training images), and from the records ``summary.json`` and ``README.md
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 
 from reproduction.ood.methods import METHODS, missing_package
 from reproduction.ood.work import DATASET, OodWork
 from reproduction.records import Record, RecordStore
 from reproduction.report import (
-    SummaryRow,
     heading,
     markdown_table,
     seed_cells,
@@ -35,9 +34,7 @@ def reproduce_ood(options: Options, *, data_dir: str | None = None) -> Path:
     return run_and_report(units, work, options, summarise, markdown)
 
 
-def summarise(records: Iterable[Record]) -> list[SummaryRow]:
-    """Average the records of every method over seeds."""
-    return summarise_seeds(records, METHODS, SCORES)
+summarise = partial(summarise_seeds, methods=METHODS, scores=SCORES)
 
 
 def markdown(records: list[Record]) -> str:
