@@ -11,6 +11,7 @@ import json
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -184,30 +185,13 @@ def random_forest(data: Numbers, *, quick: bool) -> Predictive:
     return _constant_noise(model.predict(data.x_test.numpy()), noise)
 
 
-def plain_network(data: Numbers, *, quick: bool) -> Predictive:
-    """Train a network by maximum likelihood, stopped early on held-out rows."""
-    return _network(data, dropout=0.0, quick=quick)
-
-
-def dropout_network(data: Numbers, *, quick: bool) -> Predictive:
-    """Train the same network with dropout, and keep dropping when it predicts."""
-    return _network(data, dropout=_DROPOUT, quick=quick)
-
-
-RIVALS: dict[str, Callable[..., Predictive]] = {
-    "plain network": plain_network,
-    "MC dropout": dropout_network,
-    "random forest": random_forest,
-    "linear model": linear_model,
-}
-
-
 def _constant_noise(mean: np.ndarray, noise: float) -> Predictive:
     loc = torch.from_numpy(np.asarray(mean, dtype=np.float64)).unsqueeze(0)
     return Predictive.gaussian(loc, torch.full_like(loc, float(noise)))
 
 
 def _network(data: Numbers, *, dropout: float, quick: bool) -> Predictive:
+    """Train a network, stopped early on held-out rows; dropout, if any, stays on in prediction."""
     num_inputs = data.x_train.shape[1]
     with torch.random.fork_rng():
         torch.manual_seed(0)  # torch.nn draws its starting point from the global generator
@@ -231,3 +215,11 @@ def _network(data: Numbers, *, dropout: float, quick: bool) -> Predictive:
     generator = torch.Generator().manual_seed(0)
     f = draw_functions(model, data.x_test, num_draws=_NUM_DRAWS, generator=generator)
     return likelihood.predictive(f)
+
+
+RIVALS: dict[str, Callable[..., Predictive]] = {
+    "plain network": partial(_network, dropout=0.0),
+    "MC dropout": partial(_network, dropout=_DROPOUT),
+    "random forest": random_forest,
+    "linear model": linear_model,
+}

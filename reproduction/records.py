@@ -11,7 +11,9 @@ import contextlib
 import json
 import os
 import platform
+import subprocess
 from collections.abc import Iterable, Iterator, Sequence
+from functools import cache
 from pathlib import Path
 from typing import IO, Any, Protocol, final
 
@@ -129,6 +131,27 @@ def software_versions() -> dict[str, str]:
         "torch": torch.__version__,
         "numpy": np.__version__,
         "python": platform.python_version(),
+    }
+
+
+@cache
+def commit(folder: Path = Path(__file__).parent) -> str | None:
+    """Return the commit of the working copy of a folder, marked if files were changed since."""
+    call = ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
+    try:
+        done = subprocess.run(call, cwd=folder, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):  # not a working copy
+        return None
+    return done.stdout.strip()
+
+
+def origin(data_sha256: str, *, quick: bool) -> Record:
+    """Return what the records of an experiment say at their end: from what they were made."""
+    return {
+        "data_sha256": data_sha256,
+        "versions": software_versions(),
+        "quick": quick,
+        "commit": commit(),
     }
 
 

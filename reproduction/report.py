@@ -161,6 +161,12 @@ def _difference(both: list[tuple[float, float]]) -> Difference:
 # Cells and tables
 
 
+def heading(title: str, records: Iterable[Record]) -> str:
+    """Return the first lines of a page; they say if its records are those of a quick run."""
+    quick = any(record["quick"] for record in records)
+    return f"# {title}\n\n" + ("**A quick run: it tests the machinery only.**\n\n" if quick else "")
+
+
 def number(value: float, style: str) -> str:
     """Format with a true minus sign."""
     return format(value, style).replace("-", "−")

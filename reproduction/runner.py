@@ -9,10 +9,11 @@ nothing.
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from joblib import Parallel, cpu_count, delayed
@@ -23,6 +24,7 @@ from rich.progress import TimeRemainingColumn as Remaining
 
 from reproduction.engines import connected, run_on_engine
 from reproduction.records import Record, RecordStore
+from reproduction.report import write_report
 from whvi.errors import DataError
 from whvi.training.process import keep_freed_memory
 
@@ -71,6 +73,20 @@ class Options:
     shard: tuple[int, int] = (1, 1)
     progress: bool = False
     report_only: bool = False
+
+
+def installed(
+    methods: Iterable[str], missing_package: Callable[[str], str | None], options: Options
+) -> list[str]:
+    """Return the methods that can run; say on stderr which packages the others need."""
+    missing = {name: missing_package(name) for name in methods}
+    if not options.report_only:
+        for name, package in missing.items():
+            if package:
+                print(
+                    f"{name} is left out: the package {package} is not installed", file=sys.stderr
+                )
+    return [name for name, package in missing.items() if not package]
 
 
 def plan_units(
@@ -134,6 +150,21 @@ def run_units(units: Sequence[Unit], work: Work, store: RecordStore, options: Op
             f"{count} of {total} records were not made, the first of them by {lost[0]}; "
             "run it again"
         )
+
+
+def run_and_report(
+    units: Sequence[Unit],
+    work: Work,
+    options: Options,
+    summarise: Callable[[list[Record]], Any],
+    page: Callable[[list[Record]], str],
+) -> Path:
+    """Run what is missing, write the report on all records, and return the folder."""
+    store = RecordStore(options.output / "records.jsonl")
+    run_units(units, work, store, options)
+    records = list(store.read_some().values())
+    write_report(options.output, summarise(records), page(records))
+    return options.output
 
 
 def _done(

@@ -1,4 +1,4 @@
-"""Who may import whom, and what the source may not contain (F4): a walk over the syntax trees."""
+"""Who may import whom, and what the source may not contain: a walk over the syntax trees."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ def test_optional_packages_are_imported_where_they_are_needed(name):
             assert unit(name) in owners, f"import {package} inside the function that needs it"
 
 
-# ---- F4: what lets a file run code --------------------------------------------------------------
+# ---- what lets a file run code ------------------------------------------------------------------
 
 FORBIDDEN_IMPORTS = {"pickle", "_pickle", "cPickle", "dill", "cloudpickle", "marshal", "shelve"}
 FORBIDDEN_CALLS = {

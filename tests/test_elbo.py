@@ -44,7 +44,7 @@ def test_value_is_log_lik_minus_beta_times_kl():
 
 @pytest.mark.parametrize("batch_size", [1, 2, 5])
 def test_minibatch_objective_is_unbiased_exactly(batch_size):
-    """I5: the mean over all batches of a size is the value on all data, without any noise."""
+    """The mean over all batches of a size is the value on all data, without any noise."""
     x, y = tiny_data(6, dtype=DOUBLE)
     net, likelihood = noiseless_net(), gaussian(dtype=DOUBLE)
     full = elbo(net, likelihood, x, y, num_data=6)

@@ -107,7 +107,7 @@ def assert_agree(function, reference, tensors, limit):
 # ---- values and gradients -----------------------------------------------------------------------
 
 # float32 is judged in its own eps against float64; float64 against a float64 dense product, whose
-# own error grows with the square root of D: hence eps times a few tens (K9 asks for 64).
+# own error grows with the square root of D: hence eps times a few tens.
 LIMIT = 64
 
 
@@ -329,7 +329,7 @@ def test_operands_that_do_not_fit_are_refused(shapes, message):
         noisy_structured_product(x, s1, g, g, s2)
 
 
-# ---- autograd, torch.func, graphs (K5) ----------------------------------------------------------
+# ---- autograd, torch.func, graphs ---------------------------------------------------------------
 
 COMPOSED = [name for name in LAYOUTS if not name.startswith("empty")][:12]
 composed = pytest.mark.parametrize("layout", COMPOSED)

@@ -6,7 +6,7 @@ Writes ``records.jsonl`` (one line per method and seed), ``choices.jsonl``, and 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 
 from reproduction.cifar.images import CORRUPTIONS
@@ -14,15 +14,14 @@ from reproduction.cifar.methods import METHODS
 from reproduction.cifar.work import DATASET, CifarWork
 from reproduction.records import Record, RecordStore
 from reproduction.report import (
-    SummaryRow,
+    heading,
     markdown_table,
     mean,
     number,
     seed_cells,
     summarise_seeds,
-    write_report,
 )
-from reproduction.runner import Options, Unit, run_units
+from reproduction.runner import Options, Unit, run_and_report
 
 SEEDS = (0, 1, 2)
 SCORES = ("accuracy", "nll", "ece", "corrupted_accuracy", "corrupted_nll", "corrupted_ece", "auroc")
@@ -30,30 +29,22 @@ SCORES = ("accuracy", "nll", "ece", "corrupted_accuracy", "corrupted_nll", "corr
 
 def reproduce_cifar(options: Options, *, data_dir: str | None = None) -> Path:
     """Run what is missing and write the report; returns the folder."""
-    folder = options.output
-    store = RecordStore(folder / "records.jsonl")
     seeds = options.seeds or (SEEDS[:1] if options.quick else SEEDS)
     units = [
         Unit(name, DATASET, (0,), seed)
         for name in options.methods or METHODS
         for seed in (seeds[:1] if name == "as-given" else seeds)  # nothing in it is random
     ]
-    run_units(
-        units, CifarWork(str(folder / "choices.jsonl"), data_dir, options.quick), store, options
-    )
-    records = list(store.read().values())
-    write_report(folder, summarise(records), markdown(records))
-    return folder
+    choices = RecordStore(options.output / "choices.jsonl", ("method",))
+    work = CifarWork(choices, data_dir, options.quick)
+    return run_and_report(units, work, options, summarise, markdown)
 
 
-def summarise(records: Iterable[Record]) -> list[SummaryRow]:
-    """Average the records of every method over seeds."""
-    return summarise_seeds(records, METHODS, SCORES)
+summarise = partial(summarise_seeds, methods=METHODS, scores=SCORES)
 
 
 def markdown(records: list[Record]) -> str:
     """Return the page."""
-    quick = any(record["quick"] for record in records)
     lines = [
         ["method", "seeds", "accuracy", "NLL", "ECE", "corrupted: accuracy", "NLL", "ECE",
          "Fashion-MNIST AUROC", "trained parameters", "CPU seconds"]
@@ -63,8 +54,7 @@ def markdown(records: list[Record]) -> str:
         lines.append([*seed_cells(row, SCORES), *sizes])
     corrupted = ", ".join(sorted({f"{record['num_corrupted']:,}" for record in records}))
     return (
-        "# A pretrained ResNet-20 under shift: CIFAR-10 as JPEG\n\n"
-        + ("**A quick run: it tests the machinery only.**\n\n" if quick else "")
+        heading("A pretrained ResNet-20 under shift: CIFAR-10 as JPEG", records)
         + "Made from `records.jsonl` by `python -m reproduction cifar`; protocol and methods: "
         "[cifar.md](../../cifar.md). Mean ± standard error over seeds. Corrupted: mean over five "
         f"corruptions and five strengths of the first {corrupted} test images.\n\n"

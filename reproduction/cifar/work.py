@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
+from reproduction.choices import chosen
 from reproduction.cifar.images import (
     CORRUPTIONS,
     NUM_STRENGTHS,
@@ -20,9 +20,8 @@ from reproduction.cifar.images import (
     outsiders,
 )
 from reproduction.cifar.methods import METHODS, Adaptation, LogProbs, predictive
-from reproduction.gaps.commit import commit
 from reproduction.methods import Settings
-from reproduction.records import Record, RecordStore, software_versions
+from reproduction.records import Record, Records, origin
 from reproduction.report import mean
 from reproduction.runner import Unit
 from whvi.metrics import accuracy, auroc, ece
@@ -38,12 +37,12 @@ class CifarWork:
     """Computes the record of a unit.
 
     Attributes:
-        choices_path: File of what every method has chosen.
+        choices: File of what every method has chosen.
         data_dir: Folder that holds ``images`` and ``weights``.
         quick: Few images, one epoch, no choice: a test of the machinery.
     """
 
-    choices_path: str
+    choices: Records
     data_dir: str | None = None
     quick: bool = False
 
@@ -56,20 +55,14 @@ class CifarWork:
         training = time.process_time() - start
         strange = outsiders(self.data_dir)[: len(data.test_x)]
         yield {
-            "method": unit.method,
-            "dataset": DATASET,
-            "split": 0,
-            "seed": unit.seed,
+            **unit.key(unit.splits[0]),
             **scores(predictive(models, unit.seed), data, strange),
             "num_parameters": sum(_trained(model) for model in models),
             "num_train": len(data.x),
             "num_corrupted": min(NUM_CORRUPTED, len(data.test_x)),
             "settings": dict(settings),
             "cpu_seconds": training,
-            "data_sha256": data.sha256,
-            "versions": software_versions(),
-            "quick": self.quick,
-            "commit": commit(),
+            **origin(data.sha256, quick=self.quick),
         }
 
     def _load(self) -> Cifar:
@@ -80,25 +73,16 @@ class CifarWork:
         return Cifar(x, y, test_x, test_y, data.sha256)
 
     def _settings(self, method: Adaptation, data: Cifar) -> Settings:
-        """Return the choice of a method, from the file or made now after one epoch each."""
-        if len(method.candidates) == 1:
-            return method.candidates[0]
-        if self.quick:
-            return {**method.candidates[0], "epochs": 1}
-        store = RecordStore(self.choices_path, ("method",))
-        kept = store.read().get((method.name,))
-        if kept is None:
-            found = []
-            for settings in method.candidates:
-                x, y = data.x[:-_HELD_OUT], data.y[:-_HELD_OUT]
-                models = method.fit({**settings, "epochs": 1}, x, y, 0, self.data_dir)
-                predict = predictive(models, 0)
-                found.append(_nll(predict(data.x[-_HELD_OUT:]), data.y[-_HELD_OUT:]))
-            best = method.candidates[int(np.argmin(found))]
-            kept = {"method": method.name, "settings": dict(best), "held_out_nll": found}
-            store.append([kept])
-        chosen: Settings = kept["settings"]
-        return chosen
+        """Score all candidates on the last training images after one epoch each, once."""
+        x, y = data.x[:-_HELD_OUT], data.y[:-_HELD_OUT]
+        held_x, held_y = data.x[-_HELD_OUT:], data.y[-_HELD_OUT:]
+
+        def score(settings: Settings) -> float:
+            models = method.fit({**settings, "epochs": 1}, x, y, 0, self.data_dir)
+            return _nll(predictive(models, 0)(held_x), held_y)
+
+        key = {"method": method.name}
+        return chosen(self.choices, key, method.candidates, score, quick=self.quick)
 
 
 def scores(predict: LogProbs, data: Cifar, strange: Tensor) -> Record:

@@ -6,22 +6,20 @@ validation queries), and from the records ``summary.json`` and ``README.md``.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 
 from reproduction.clinc.methods import ENSEMBLES, METHODS, TRAININGS, missing_package
 from reproduction.clinc.queries import DATASET
 from reproduction.clinc.work import ClincWork
-from reproduction.gaps.absent import tell_absent
 from reproduction.records import Record, RecordStore
 from reproduction.report import (
-    SummaryRow,
+    heading,
     markdown_table,
     seed_cells,
     summarise_seeds,
-    write_report,
 )
-from reproduction.runner import Options, Unit, run_units
+from reproduction.runner import Options, Unit, installed, run_and_report, run_units
 
 SEEDS = (0, 1, 2, 3, 4)
 SCORES = ("accuracy", "nll", "ece", "brier", "auroc", "aupr")
@@ -38,32 +36,21 @@ _PUBLISHED = (
 
 def reproduce_clinc(options: Options, *, data_dir: str | None = None) -> Path:
     """Run what is missing and write the report; returns the folder."""
-    folder = options.output
-    store = RecordStore(folder / "records.jsonl")
     seeds = options.seeds or (SEEDS[:1] if options.quick else SEEDS)
-    chosen = [name for name in RUN if name in (options.methods or RUN)]
-    if not options.report_only:
-        tell_absent(METHODS, missing_package)
-    present = [name for name in chosen if missing_package(name) is None]
-    work = ClincWork(str(folder), data_dir, options.quick)
+    possible = installed(METHODS, missing_package, options)
+    present = [name for name in RUN if name in possible and name in (options.methods or RUN)]
+    work = ClincWork(str(options.output), data_dir, options.quick)
     alone = [Unit(name, DATASET, (0,), k) for name in present if name in TRAININGS for k in seeds]
-    run_units(alone, work, store, options)
-    if len(seeds) > 1:
-        together = [Unit(name, DATASET, (0,), 0) for name in present if name in ENSEMBLES]
-        run_units(together, work, store, options)
-    records = list(store.read().values())
-    write_report(folder, summarise(records), markdown(records))
-    return folder
+    run_units(alone, work, RecordStore(options.output / "records.jsonl"), options)
+    together = [Unit(name, DATASET, (0,), 0) for name in present if name in ENSEMBLES]
+    return run_and_report(together if len(seeds) > 1 else (), work, options, summarise, markdown)
 
 
-def summarise(records: Iterable[Record]) -> list[SummaryRow]:
-    """Average the records of every method over seeds."""
-    return summarise_seeds(records, METHODS, SCORES, _OTHERS)
+summarise = partial(summarise_seeds, methods=METHODS, scores=SCORES, others=_OTHERS)
 
 
 def markdown(records: list[Record]) -> str:
     """Return the page."""
-    quick = any(record["quick"] for record in records)
     head = ["method", "seeds", "accuracy", "NLL", "ECE", "Brier", "out-of-scope AUROC", "AUPR",
             "trained parameters", "MB beside the encoder", "CPU seconds"]  # fmt: skip
     lines = [head]
@@ -73,8 +60,7 @@ def markdown(records: list[Record]) -> str:
     published = [["published, BERT-base (110 M)", "accuracy", "NLL", "ECE", "out-of-scope AUROC"]]
     published += [[name, *(f"{value:.4g}" for value in values)] for name, *values in _PUBLISHED]
     return (
-        "# Bayesian adapters on a sentence encoder: CLINC150\n\n"
-        + ("**A quick run: it tests the machinery only.**\n\n" if quick else "")
+        heading("Bayesian adapters on a sentence encoder: CLINC150", records)
         + "Made from `records.jsonl` by `python -m reproduction clinc`; protocol and methods: "
         "[clinc.md](../../clinc.md). Mean ± standard error over seeds. AUROC and AUPR of the "
         "entropy of the predictive: 1,000 out-of-scope queries against the 4,500 test queries.\n\n"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
 from typing import Any
 
@@ -81,12 +82,10 @@ class Training:
     methods: Mapping[str, Callable[[Fitted, Queries], LogProbs]]
 
 
-def _fit_whole(settings: Settings, data: Queries, seed: int) -> Fitted:
-    return Fitted(train(plain, likelihood_loss, settings, data, seed=seed), data, seed)
-
-
-def _fit_lora(settings: Settings, data: Queries, seed: int) -> Fitted:
-    return Fitted(train(lora, likelihood_loss, settings, data, seed=seed), data, seed)
+def _fit(
+    make: Callable[[Settings], nn.Module], settings: Settings, data: Queries, seed: int
+) -> Fitted:
+    return Fitted(train(make, likelihood_loss, settings, data, seed=seed), data, seed)
 
 
 def _fit_adapters(settings: Settings, data: Queries, seed: int) -> Fitted:
@@ -208,13 +207,13 @@ TRAININGS: dict[str, Training] = {
         Training(
             "lora",
             _grid("lr", (5e-4, 2e-3), rank=4, epochs=_EPOCHS),
-            _fit_lora,
+            partial(_fit, lora),
             {"lora": _single},
         ),
         Training(
             "fine-tuning",
             _grid("lr", (1e-4, 3e-4), epochs=6),
-            _fit_whole,
+            partial(_fit, plain),
             {
                 "fine-tuning": _single,
                 "mc-dropout": _dropout_draws,

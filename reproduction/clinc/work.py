@@ -14,10 +14,9 @@ from sklearn.metrics import average_precision_score
 from torch import Tensor
 
 from reproduction.clinc.methods import ENSEMBLES, TRAININGS, Fitted, Training, missing_package
-from reproduction.clinc.queries import DATASET, Clinc, load_clinc
-from reproduction.gaps.commit import commit
+from reproduction.clinc.queries import Clinc, load_clinc
 from reproduction.methods import Settings
-from reproduction.records import Record, RecordStore, software_versions
+from reproduction.records import Record, RecordStore, origin
 from reproduction.runner import Unit
 from whvi.errors import DataError
 from whvi.metrics import accuracy, auroc, brier, ece
@@ -54,17 +53,11 @@ class ClincWork:
         made = self._ensemble(unit) if unit.method in ENSEMBLES else self._trained(unit, data)
         for name, found, about in made:
             yield {
-                "method": name,
-                "dataset": DATASET,
-                "split": 0,
-                "seed": unit.seed,
+                **unit._replace(method=name).key(unit.splits[0]),
                 **scores(*found, data.test.y),
                 **about,
                 "num_train": len(data.train),
-                "data_sha256": data.sha256,
-                "versions": software_versions(),
-                "quick": self.quick,
-                "commit": commit(),
+                **origin(data.sha256, quick=self.quick),
             }
 
     def _trained(self, unit: Unit, data: Clinc) -> Iterator[tuple[str, LogProbs, Record]]:

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from reproduction.data import load_uci
-from reproduction.gaps.absent import tell_absent
 from reproduction.gaps.methods import RUN, missing_package
 from reproduction.gaps.report import write_gaps
 from reproduction.gaps.splits import NUM_DRAWS_OF_ROWS, gap_columns
@@ -19,7 +18,7 @@ from reproduction.gaps.toy_fits import run_toy
 from reproduction.gaps.work import FILES, GapsWork
 from reproduction.methods import estimator
 from reproduction.records import RecordStore
-from reproduction.runner import Options, Unit, run_units
+from reproduction.runner import Options, Unit, installed, run_units
 
 DATASETS = ("energy", "boston", "yacht", "concrete", "powerplant", "kin8nm", "naval", "protein")
 """In the order in which they are run."""
@@ -43,8 +42,7 @@ def reproduce_gaps(
         splits: Columns, or numbers of splits; by default all.
         data_dir: Folder that holds ``UCI_Datasets``.
     """
-    if not options.report_only:
-        tell_absent(options.methods or RUN, missing_package)
+    present = installed(options.methods or RUN, missing_package, options)
     datasets = options.data or (("energy", "yacht") if options.quick else DATASETS)
     if "toy" in parts and not options.report_only:
         run_toy(options.output, quick=options.quick)
@@ -55,7 +53,7 @@ def reproduce_gaps(
             if options.quick:
                 numbers = numbers[:_QUICK_SPLITS]
             numbers = tuple(k for k in numbers if splits is None or k in splits)
-            units += _units(part, dataset, numbers, options)
+            units += _units(part, dataset, numbers, present, options)
         store = RecordStore(options.output / FILES[part])
         work = GapsWork(part, data_dir, options.quick, store)
         run_units(units, work, store, options)
@@ -63,13 +61,14 @@ def reproduce_gaps(
     return options.output
 
 
-def _units(part: str, dataset: str, numbers: tuple[int, ...], options: Options) -> list[Unit]:
-    """List the units of one data set; methods whose package is absent are left out."""
+def _units(
+    part: str, dataset: str, numbers: tuple[int, ...], present: Sequence[str], options: Options
+) -> list[Unit]:
+    """List the units of one data set."""
     possible = RUN if part == "gaps" else (estimator.NAME,)
-    chosen = [name for name in options.methods or possible if name in possible]
-    present = [name for name in chosen if missing_package(name) is None]
+    chosen = [name for name in present if name in possible]
     seeds = options.seeds or SEEDS
-    return [Unit(name, dataset, numbers, k) for name in present for k in seeds if numbers]
+    return [Unit(name, dataset, numbers, k) for name in chosen for k in seeds if numbers]
 
 
 def _numbers(part: str, dataset: str, data_dir: str | None) -> tuple[int, ...]:

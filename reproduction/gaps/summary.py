@@ -18,13 +18,8 @@ def summarise(records: Iterable[Record]) -> list[SummaryRow]:
     The worst split is that with the largest MNLL; ``seconds`` is the sum over splits.
     """
     groups = grouped(records, "dataset", "method")
-    cells = sorted(groups, key=_order)
+    cells = sorted(groups, key=lambda cell: (DATASETS.index(cell[0]), ROWS.index(cell[1])))
     return [_row(dataset, method, groups[dataset, method]) for dataset, method in cells]
-
-
-def _order(cell: tuple[str, str]) -> tuple[int, int]:
-    dataset, method = cell
-    return DATASETS.index(dataset), ROWS.index(method)
 
 
 def _row(dataset: str, method: str, records: Sequence[Record]) -> SummaryRow:

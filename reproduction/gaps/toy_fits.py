@@ -16,8 +16,7 @@ from torch import Tensor, nn
 
 import whvi
 from reproduction.gaps import toy
-from reproduction.gaps.commit import commit
-from reproduction.records import Record, RecordStore, software_versions
+from reproduction.records import Record, RecordStore, commit, software_versions
 from whvi.likelihoods import Gaussian
 
 NUTS = "NUTS"

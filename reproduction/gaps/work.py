@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from reproduction.data import UCIDataset, load_uci
-from reproduction.gaps.commit import commit
 from reproduction.gaps.linearized import LinearizedMethod
 from reproduction.gaps.methods import BEFORE, METHODS
 from reproduction.gaps.splits import few_rows, with_gaps
@@ -16,12 +15,11 @@ from reproduction.methods import DataSize, Method
 from reproduction.methods.estimator import ESTIMATORS, evaluate_estimator
 from reproduction.methods.evaluation import evaluate
 from reproduction.methods.selection import Choice, candidates, choose
-from reproduction.records import Record, Records
+from reproduction.records import Record, Records, commit
 from reproduction.runner import Unit
 
 FILES = {"gaps": "records.jsonl", "few": "few.jsonl"}
 """Of the records of every part."""
-_QUICK_STEPS = 60
 
 
 @dataclass(frozen=True)
@@ -44,10 +42,7 @@ class GapsWork:
         """Yield the records of ``unit``, one per split."""
         dataset = split_dataset(load_uci(unit.dataset, self.data_dir), self.part, seed=unit.seed)
         if unit.method in ESTIMATORS:
-            steps = _QUICK_STEPS if self.quick else None
-            records = evaluate_estimator(
-                unit.method, dataset, unit.splits, seed=unit.seed, max_iter=steps
-            )
+            records = evaluate_estimator(unit, dataset, quick=self.quick)
         else:
             records = self._method(unit, dataset)
         for record in records:

@@ -7,7 +7,7 @@ of its noise model and for its calibration. ``choice`` in the records says what 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -16,47 +16,37 @@ import torch
 from reproduction.data import UCIDataset
 from reproduction.methods.evaluation import facts, scores, scores_per_draw
 from reproduction.records import Record
+from reproduction.runner import Unit
 from whvi.predictive import Predictive
 from whvi.tabular import WHVIGPRegressor, WHVIRegressor
 
 NAME = "WHVIRegressor"
+_QUICK_STEPS = 60
 ESTIMATORS = {NAME: WHVIRegressor, "WHVIGPRegressor": WHVIGPRegressor}
 
 
-def evaluate_estimator(
-    name: str,
-    dataset: UCIDataset,
-    splits: Sequence[int],
-    *,
-    seed: int,
-    max_iter: int | None = None,
-) -> Iterator[Record]:
-    """Fit, predict and score ``splits`` one after the other; yields one record each.
+def evaluate_estimator(unit: Unit, dataset: UCIDataset, *, quick: bool) -> Iterator[Record]:
+    """Fit, predict and score splits one after the other; yields one record each.
 
     ``near`` in a record of ``WHVIRegressor`` has the scores of its weight draws alone, without the
     linearised posterior that takes over far from the data.
 
     Args:
-        name: Of :data:`ESTIMATORS`.
+        unit: An estimator of :data:`ESTIMATORS`, numbers of splits, and its ``random_state``.
         dataset: The table and its splits.
-        splits: Numbers of the splits.
-        seed: ``random_state`` of the estimator.
-        max_iter: Steps of training, for quick runs; by default what the estimator chooses.
+        quick: Train for few steps, instead of as many as the estimator chooses.
     """
-    options: dict[str, Any] = {} if max_iter is None else {"max_iter": max_iter}
-    for split in splits:
+    options: dict[str, Any] = {"max_iter": _QUICK_STEPS} if quick else {}
+    for split in unit.splits:
         train, test = dataset.splits[split]
         start = time.perf_counter()
-        model = ESTIMATORS[name](random_state=seed, **options)
+        model = ESTIMATORS[unit.method](random_state=unit.seed, **options)
         model.fit(dataset.x[train], dataset.y[train])
         predictive = model.predict_dist(dataset.x[test])
         seconds = time.perf_counter() - start
         y = torch.as_tensor(dataset.y[test])
         record = {
-            "method": name,
-            "dataset": dataset.name,
-            "split": split,
-            "seed": seed,
+            **unit.key(split),
             **scores(predictive, y),
             "num_parameters": sum(p.numel() for p in model.model_.parameters()),
             "seconds": seconds,

@@ -16,7 +16,6 @@ from reproduction.methods.kfac import NoisyKFACMethod
 from reproduction.methods.networks import NetworkMethod
 from reproduction.methods.trees import trees
 
-GRID_SIZE = 6
 _MEDIUM = 600  # training rows from which batches are of 64
 _LARGE = 5000  # training rows from which batches are larger and training is longer
 _VERY_LARGE = 20000

@@ -6,21 +6,19 @@ held-out training images), and from the records ``summary.json`` and ``README.md
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 
-from reproduction.gaps.absent import tell_absent
 from reproduction.ood.methods import METHODS, missing_package
 from reproduction.ood.work import DATASET, OodWork
 from reproduction.records import Record, RecordStore
 from reproduction.report import (
-    SummaryRow,
+    heading,
     markdown_table,
     seed_cells,
     summarise_seeds,
-    write_report,
 )
-from reproduction.runner import Options, Unit, run_units
+from reproduction.runner import Options, Unit, installed, run_and_report
 
 SEEDS = (0, 1, 2, 3, 4)
 SCORES = ("auroc", "accuracy", "nll", "ece")
@@ -28,41 +26,25 @@ SCORES = ("auroc", "accuracy", "nll", "ece")
 
 def reproduce_ood(options: Options, *, data_dir: str | None = None) -> Path:
     """Run what is missing and write the report; returns the folder."""
-    folder = options.output
-    store = RecordStore(folder / "records.jsonl")
     seeds = options.seeds or (SEEDS[:1] if options.quick else SEEDS)
-    chosen = options.methods or tuple(METHODS)
-    if not options.report_only:
-        tell_absent(chosen, missing_package)
-    units = [
-        Unit(name, DATASET, (0,), seed)
-        for name in chosen
-        if missing_package(name) is None
-        for seed in seeds
-    ]
-    choices = RecordStore(folder / "choices.jsonl", ("candidates",))
+    present = installed(options.methods or METHODS, missing_package, options)
+    units = [Unit(name, DATASET, (0,), seed) for name in present for seed in seeds]
+    choices = RecordStore(options.output / "choices.jsonl", ("candidates",))
     work = OodWork(choices, data_dir, options.quick)
-    run_units(units, work, store, options)
-    records = list(store.read_some().values())
-    write_report(folder, summarise(records), markdown(records))
-    return folder
+    return run_and_report(units, work, options, summarise, markdown)
 
 
-def summarise(records: Iterable[Record]) -> list[SummaryRow]:
-    """Average the records of every method over seeds."""
-    return summarise_seeds(records, METHODS, SCORES)
+summarise = partial(summarise_seeds, methods=METHODS, scores=SCORES)
 
 
 def markdown(records: list[Record]) -> str:
     """Return the page."""
-    quick = any(record["quick"] for record in records)
     lines = [["method", "seeds", "AUROC", "accuracy", "NLL", "ECE", "parameters", "CPU seconds"]]
     for row in summarise(records):
         sizes = [f"{row['num_parameters']:,.0f}", f"{row['cpu_seconds']:.0f}"]
         lines.append([*seed_cells(row, SCORES), *sizes])
     return (
-        "# Out of distribution: Fashion-MNIST against MNIST\n\n"
-        + ("**A quick run: it tests the machinery only.**\n\n" if quick else "")
+        heading("Out of distribution: Fashion-MNIST against MNIST", records)
         + "Made from `records.jsonl` by `python -m reproduction ood`; protocol, network and score: "
         "[ood.md](../../ood.md). Mean ± standard error over seeds. AUROC of the mutual information "
         "between 10,000 test images of each set; the other scores are those of Fashion-MNIST.\n\n"

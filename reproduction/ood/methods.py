@@ -120,14 +120,6 @@ def last_layer_laplace(
     return predict
 
 
-def least_nll(
-    candidates: Sequence[Settings], score: Callable[[Settings], Tensor]
-) -> tuple[Settings, list[float]]:
-    """Return the settings with the least score, and all scores."""
-    found = [float(score(settings)) for settings in candidates]
-    return candidates[found.index(min(found))], found
-
-
 def _grid(**choices: Sequence[float]) -> tuple[Settings, ...]:
     """Return all combinations of the choices, each with the common settings."""
     return tuple(

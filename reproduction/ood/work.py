@@ -11,11 +11,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from reproduction.gaps.commit import commit
+from reproduction.choices import chosen
 from reproduction.methods import Settings
 from reproduction.ood.images import load_images
-from reproduction.ood.methods import METHODS, ImageMethod, least_nll, mixture
-from reproduction.records import Record, Records, software_versions
+from reproduction.ood.methods import METHODS, ImageMethod, mixture
+from reproduction.records import Record, Records, origin
 from reproduction.runner import Unit
 from whvi.metrics import accuracy, auroc, ece, mnll
 from whvi.predictive import Predictive
@@ -77,40 +77,24 @@ class OodWork:
             "num_train": len(data.y),
             "settings": settings,
             "cpu_seconds": time.process_time() - start,
-            "data_sha256": data.sha256,
-            "versions": software_versions(),
-            "quick": self.quick,
-            "commit": commit(),
+            **origin(data.sha256, quick=self.quick),
         }
 
     def _settings(self, method: ImageMethod, data: Data) -> Settings:
-        """Return the choice of a method, from the file or made now."""
-        if self.quick:
-            return {**method.candidates[0], "epochs": 1}
-        name = f"{method.layers}: {list(map(dict, method.candidates))}"
-        kept = self.choices.read().get((name,))
-        if kept is None:
-            kept = {"candidates": name, **choose(method, data)}
-            self.choices.append([kept])
-        chosen: Settings = kept["settings"]
-        return chosen
+        """Score single networks of all candidates on the last training images, once.
 
+        Methods that train the same networks share the choice.
+        """
+        x, y = data.x[:-_HELD_OUT], data.y[:-_HELD_OUT]
+        held_x, held_y = data.x[-_HELD_OUT:], data.y[-_HELD_OUT:]
+        single = ImageMethod(method.name, method.layers, method.candidates, mixture)
 
-def choose(method: ImageMethod, data: Data) -> Record:
-    """Score single networks of all candidates on the last training images.
+        def score(settings: Settings) -> Tensor:
+            predict, _ = single.fit(settings, x, y, seed=0)
+            return mnll(predict(held_x).log_prob(held_y))
 
-    Methods that train the same networks share the choice.
-    """
-    x, y = data.x[:-_HELD_OUT], data.y[:-_HELD_OUT]
-    held_x, held_y = data.x[-_HELD_OUT:], data.y[-_HELD_OUT:]
-    single = ImageMethod(method.name, method.layers, method.candidates, mixture)
-
-    def score(settings: Settings) -> Tensor:
-        predict, _ = single.fit(settings, x, y, seed=0)
-        return mnll(predict(held_x).log_prob(held_y))
-
-    best, found = least_nll(method.candidates, score)
-    return {"settings": dict(best), "held_out_nll": found}
+        key = {"candidates": f"{method.layers}: {list(map(dict, method.candidates))}"}
+        return chosen(self.choices, key, method.candidates, score, quick=self.quick)
 
 
 def scores(inside: Predictive, labels: Tensor, outside: Predictive) -> dict[str, float]:

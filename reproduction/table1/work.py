@@ -18,7 +18,6 @@ OWN = ("whvi", "whvi-ensemble", "whvi-best", estimator.NAME)
 ROWS = (*OWN, *(name for name in METHODS if name not in OWN))
 """Every method, in the order of the table: those with structured weights, then their rivals."""
 PROTOCOLS = ("literature", "random")
-_QUICK_STEPS = 60  # of the estimator
 _SPLITS_AT_ONCE = 20
 _FEWER = {5_000: 10, 40_000: 3}  # from so many rows on, so that less is lost when killed
 
@@ -47,10 +46,7 @@ class Table1Work:
         """Yield the records of ``unit``."""
         dataset = self._dataset(unit)
         if unit.method == estimator.NAME:
-            steps = _QUICK_STEPS if self.quick else None
-            records = evaluate_estimator(
-                unit.method, dataset, unit.splits, seed=unit.seed, max_iter=steps
-            )
+            records = evaluate_estimator(unit, dataset, quick=self.quick)
         else:
             chosen = self._choose(unit, dataset)
             records = evaluate(METHODS[unit.method], dataset, unit.splits, chosen, seed=unit.seed)

@@ -9,10 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from reproduction.gaps.absent import tell_absent
-from reproduction.records import RecordStore
-from reproduction.report import write_report
-from reproduction.runner import Options, Unit, plan_units, run_units
+from reproduction.runner import Options, Unit, installed, plan_units, run_and_report
 from reproduction.tables.data import NUM_FOLDS, load_table, table_names
 from reproduction.tables.methods import METHODS, missing_package
 from reproduction.tables.report import markdown, summarise
@@ -25,22 +22,13 @@ def reproduce_tables(
     options: Options, *, folds: Sequence[int] | None = None, data_dir: str | None = None
 ) -> Path:
     """Run what is missing and write the report; returns the folder."""
-    folder = options.output
-    store = RecordStore(folder / "records.jsonl")
-    chosen = options.methods or tuple(METHODS)
+    units = []
     if not options.report_only:
-        tell_absent(chosen, missing_package)
+        chosen = installed(options.methods or METHODS, missing_package, options)
         tables = options.data or (QUICK_TABLES if options.quick else table_names(data_dir))
         numbers = folds or ((0,) if options.quick else tuple(range(NUM_FOLDS)))
-        run_units(
-            _units(chosen, tables, numbers, options, data_dir),
-            TablesWork(data_dir, options.quick),
-            store,
-            options,
-        )
-    records = list(store.read().values())
-    write_report(folder, summarise(records), markdown(records))
-    return folder
+        units = _units(chosen, tables, numbers, options, data_dir)
+    return run_and_report(units, TablesWork(data_dir, options.quick), options, summarise, markdown)
 
 
 def _units(
@@ -57,8 +45,6 @@ def _units(
     units: list[Unit] = []
     for name in methods:
         method = METHODS[name]
-        if missing_package(name) is not None:
-            continue
         fitting = {
             table: tuple(folds)
             for table in tables

@@ -31,7 +31,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import OneHotEncoder
 
 import whvi
-from reproduction.gaps.commit import commit
+from reproduction.records import commit
 from reproduction.tables.data import Table
 from whvi.predictive import Predictive
 from whvi.tabular import WHVIClassifier, WHVIRegressor

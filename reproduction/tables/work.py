@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from reproduction.records import Record, software_versions
+from reproduction.records import Record, origin
 from reproduction.runner import Unit
 from reproduction.tables.data import Table, load_table
 from reproduction.tables.methods import METHODS, library_commit
@@ -61,9 +61,7 @@ class TablesWork:
                 **found,
                 "num_train": len(train),
                 "num_test": len(test),
-                "data_sha256": table.sha256,
-                "versions": software_versions(),
-                "quick": self.quick,
+                **origin(table.sha256, quick=self.quick),
                 "commit": library_commit(),
             }
 

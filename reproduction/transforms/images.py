@@ -16,9 +16,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import whvi
+from reproduction.choices import least_nll
 from reproduction.methods import Settings
 from reproduction.ood.images import Images, load_images
-from reproduction.ood.methods import least_nll, mixture
+from reproduction.ood.methods import mixture
 from reproduction.records import Record, software_versions
 from reproduction.runner import Unit
 from reproduction.transforms.variants import VARIANTS, Variant, build, reset

@@ -19,6 +19,7 @@ from reproduction.records import Record
 from reproduction.report import (
     SummaryRow,
     grouped,
+    heading,
     markdown_table,
     mean,
     number,
@@ -106,10 +107,8 @@ def averages(records: Sequence[Record], scores: Sequence[str]) -> list[Average]:
 
 def page(tables: Sequence[Record], images: Sequence[Record]) -> str:
     """Return the page."""
-    quick = any(record["quick"] for record in (*tables, *images))
     return (
-        "# Which transform is best with a posterior?\n\n"
-        + ("**A quick run: it tests the machinery only.**\n\n" if quick else "")
+        heading("Which transform is best with a posterior?", (*tables, *images))
         + "Made from `records.jsonl` by `python -m reproduction transforms`; what the variants are "
         "and which to choose: [transforms.md](../../../docs/transforms.md). Differences are to "
         "`hadamard` on the same splits, ± one standard error; less than 0 is better but for the "

@@ -10,18 +10,18 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from reproduction.records import Record, RecordStore
+from reproduction.records import Record
 from reproduction.report import (
     SummaryRow,
     grouped,
+    heading,
     markdown_table,
     mean,
     number,
     std,
     with_error,
-    write_report,
 )
-from reproduction.runner import Options, Unit, run_units
+from reproduction.runner import Options, Unit, run_and_report
 from reproduction.vae.data import DATASETS, load
 from reproduction.vae.figure import draw_interpolation, draw_reconstructions, draw_samples
 from reproduction.vae.methods import METHODS
@@ -37,15 +37,13 @@ _PICTURES = ("samples", "reconstructions", "interpolation")
 def reproduce_vae(options: Options, *, data_dir: str | None = None) -> Path:
     """Run what is missing and write the report; returns the folder."""
     folder = options.output
-    store = RecordStore(folder / "records.jsonl")
     sizes = QUICK if options.quick else Sizes()
     units = plan(options)
     if not options.report_only:
         print(f"{len(units)} cells of {sizes.epochs} epochs; models and records in {folder}")
-    run_units(units, VaeWork(str(folder), sizes, data_dir, options.quick), store, options)
-    records = list(store.read().values())
+    work = VaeWork(str(folder), sizes, data_dir, options.quick)
+    run_and_report(units, work, options, summarise, markdown)
     draw_pictures(folder, data_dir, options.quick)
-    write_report(folder, summarise(records), markdown(records))
     return folder
 
 
@@ -116,15 +114,13 @@ def _row(records: list[Record]) -> SummaryRow:
 def markdown(records: list[Record]) -> str:
     """Return the page."""
     rows = summarise(records)
-    quick = any(record["quick"] for record in records)
     pictures = "".join(
         f"![{kind}, {dataset}]({kind}-{dataset}.png)\n\n"
         for dataset in dict.fromkeys(row["dataset"] for row in rows)
         for kind in _PICTURES
     )
     return (
-        "# Variational autoencoders with random weights\n\n"
-        + ("**A quick run: it tests the machinery only.**\n\n" if quick else "")
+        heading("Variational autoencoders with random weights", records)
         + "Made from `records.jsonl` by `python -m reproduction vae`; protocol and scores: "
         "[vae.md](../../vae.md).\n\n## Negative log-likelihood (nats per test image)\n\n"
         + markdown_table(_likelihoods(rows))

@@ -6,8 +6,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 
-from reproduction.gaps.commit import commit
-from reproduction.records import Record, software_versions
+from reproduction.records import Record, origin
 from reproduction.runner import Unit
 from reproduction.vae.data import BINARISATION_SEED, Data, load
 from reproduction.vae.methods import METHODS, Trainer
@@ -47,10 +46,7 @@ class VaeWork:
             "binarisation_seed": BINARISATION_SEED,
             "sizes": asdict(self.sizes),
             "cpu_seconds": time.process_time() - start,
-            "data_sha256": data.sha256,
-            "versions": software_versions(),
-            "quick": self.quick,
-            "commit": commit(),
+            **origin(data.sha256, quick=self.quick),
         }
 
     def _scores(self, models: list[Vae], data: Data, seed: int) -> Record:

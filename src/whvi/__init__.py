@@ -1,7 +1,7 @@
 """Walsh-Hadamard variational inference for PyTorch.
 
 Fast structured Bayesian layers: ``W = diag(s1) H diag(g) H diag(s2)`` with a posterior on ``g``.
-Public names are imported when they are first used: ``whvi --help`` need not wait for torch.
+Public names are imported on first use, so ``whvi --help`` does not wait for torch.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Input validation for public functions.
 
-Each raises one of :mod:`whvi.errors` with what was expected, what came and what to do.
+Each raises one of :mod:`whvi.errors` and says what was expected, what was found and what to do.
 """
 
 from __future__ import annotations

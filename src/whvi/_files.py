@@ -1,8 +1,8 @@
 """Files: written whole or not at all, and sealed bytes that prove their own integrity.
 
 Sealed bytes are an ordinary safetensors file whose ``__metadata__`` holds two strings, ``whvi`` (a
-JSON document) and ``sha256``: the digest of the whole file with this very field full of zeros. Any
-safetensors reader opens it; one changed bit anywhere is refused here.
+JSON document) and ``sha256``: the digest of the whole file with this field filled with zeros. Any
+safetensors reader opens it; here, a single changed bit is refused.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from torch import Tensor
 from whvi.errors import ConfigError, ModelFileError
 
 STREAM = "-"
-"""Standard input or output in the place of a file's name."""
+"""Standard input or output in place of a file name."""
 
 _BLANK = b'"sha256":"' + b"0" * 64 + b'"'
 _DIGEST_AT = len(b'"sha256":"')

@@ -1,4 +1,4 @@
-"""``whvi doctor``: which kernel runs, and whether its results are right.
+"""``whvi doctor``: which kernel runs, and whether its results are correct.
 
 The exit code is 0, or 1 if a result of the self-check is wrong. A missing kernel or package is
 not an error: everything works without it, only slower or with fewer features.

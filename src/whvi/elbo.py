@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from whvi._checks import check_module, check_positive_int, check_tensor
-from whvi._kernel.backend import differentiable_gradients
+from whvi._kernel.backend import HALF_TYPES, differentiable_gradients
 from whvi.errors import ConfigError, DataError
 from whvi.functions import (
     Inputs,
@@ -125,7 +125,7 @@ def elbo_of_values(
 
     Those of half precision, as under autocast, are taken to float32 first.
     """
-    if f.dtype in (torch.bfloat16, torch.float16):
+    if f.dtype in HALF_TYPES:
         f = f.float()
     log_prob = likelihood.log_prob(f, y)
     # The mean over draws and rows times N is (N / B) Σ_batch mean_S.

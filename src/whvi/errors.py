@@ -1,4 +1,4 @@
-"""The errors a user of whvi can meet: each is also the built-in error one would expect."""
+"""Exceptions of whvi; each is also a subclass of the matching built-in exception."""
 
 from __future__ import annotations
 

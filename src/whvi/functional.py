@@ -29,7 +29,7 @@ def structured_product(
         x: Rows, shape ``(..., D)``; ``D`` is a size that the transform takes.
         s1, s2: Scales, shape ``(..., D)``.
         g: The variational vector, shape ``(..., D)``: one for all, per block, draw or row.
-        transform: What stands in the place of ``H``; see :func:`whvi.transforms.make_mixing`.
+        transform: Replaces ``H``; see :func:`whvi.transforms.make_mixing`.
 
     Returns:
         ``s1 * fwht(g * fwht(s2 * x))``, leading axes broadcast. One node in the autograd graph.

@@ -1,12 +1,12 @@
 """Function values of a model: rows in, draws of functions out.
 
 Leading axes are ``(*batch_shape, S, N, features)``: replicas, draws, rows. Rows of rank 1 (plain
-features) take all draws in one pass through a stride-0 axis; others (images, token ids, several
-inputs) are looped over draws, and so are models with a module that takes the second axis for
-channels, such as ``nn.BatchNorm1d``. One draw needs no such axis.
+features) take all draws in one pass through a stride-0 axis; for others (images, token ids,
+several inputs) the model is called once per draw, as are models with a module that treats the
+second axis as channels, such as ``nn.BatchNorm1d``. One draw needs no such axis.
 
 Inputs are a tensor, a tuple for ``model(*x)`` or a mapping for ``model(**x)``, every tensor with
-``N`` rows. A model may return its function values as they are, or as ``logits`` of a record.
+``N`` rows. A model may return its function values directly or as the ``logits`` of a record.
 """
 
 from __future__ import annotations

@@ -168,7 +168,7 @@ def _sum_squares(predictive: Predictive, after: float, start: Tensor, end: Tenso
     """Sum ``(F(k) - after)²`` over the integers of ``[start, end)``, panel by panel.
 
     Panels grow with the distance from ``start``, as the cdf of a count near ``k`` changes over
-    ``sqrt(k)``. A row that is done is not evaluated again: one long sum is no burden to the others.
+    ``sqrt(k)``. Rows that are done are not evaluated again: one long sum does not slow the others.
     """
     total, offset = torch.zeros_like(start), 0
     while bool((left := (end - start - offset).clamp_min(0)).any()):
@@ -185,12 +185,12 @@ def _sum_squares(predictive: Predictive, after: float, start: Tensor, end: Tenso
     return total
 
 
-def _sum_rule(length: int, num_nodes: int = 6) -> tuple[list[float], list[float]]:
+def _sum_rule(length: int) -> tuple[list[float], list[float]]:
     """Return whole numbers from 0, and weights that sum quintics as all of ``length`` would."""
-    if length <= 2 * num_nodes:
+    if length <= 12:
         return [float(k) for k in range(length)], [1.0] * length
     half, square = (length - 1) / 2, length**2
-    chebyshev = np.cos(np.pi * (np.arange(num_nodes) + 0.5) / num_nodes)
+    chebyshev = np.cos(np.pi * (np.arange(6) + 0.5) / 6)
     nodes = np.rint(half * (1 - chebyshev))
     # of powers of k - half, whose odd ones cancel
     sums = np.array([1, 0, (square - 1) / 12, 0, (square - 1) * (3 * square - 7) / 240, 0]) * length

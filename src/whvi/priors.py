@@ -68,7 +68,7 @@ class FixedPrior(Prior):
         self.fixed_variance = float(variance)
 
     def variance(self, mean_square: Tensor) -> Tensor:
-        """Return the fixed ``λ``, whatever the posterior."""
+        """Return the fixed ``λ``."""
         return torch.full_like(mean_square, self.fixed_variance)
 
     def kl(self, mean_square: Tensor, log_volume: Tensor, n: int) -> Tensor:

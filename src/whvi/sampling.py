@@ -1,12 +1,12 @@
 """How stochastic layers draw their weights: an explicit sampler, set by a context.
 
-A layer asks :func:`current_sampler` when it runs. There are three answers:
+A layer calls :func:`current_sampler` when it runs. There are three samplers:
 
 - :class:`WeightDraws` (the default): a draw of the weights is one function, shared by all rows.
 - :class:`LocalReparameterization`: fresh weights for every row, for low-variance gradients.
 - :class:`MeanWeights`: the posterior mean, no noise.
 
-``.train()`` and ``.eval()`` change nothing here. Leading axes of a layer's input are
+``.train()`` and ``.eval()`` have no effect on them. Leading axes of a layer's input are
 ``(*batch_shape, *inner, features)``: replicas first, then draws and rows.
 """
 
@@ -55,7 +55,7 @@ class MeanWeights:
     sample_shape: tuple[int, ...] = ()
 
     def value(self, posterior: RandomVector, inner_shape: tuple[int, ...] = ()) -> Tensor:
-        """Return the mean, whatever the rows."""
+        """Return the mean, for all rows."""
         return posterior.mean
 
     def copy(self) -> MeanWeights:

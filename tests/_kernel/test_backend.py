@@ -1,4 +1,4 @@
-"""Which kernel runs, and how it behaves among threads and after a fork (K7, K10)."""
+"""Which kernel runs, and how it behaves among threads and after a fork."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_what_the_kernel_takes(kernel):
     assert not module.kernel_takes(torch.ones(2, device="meta"))
 
 
-# ---- threads (K7) -------------------------------------------------------------------------------
+# ---- threads ------------------------------------------------------------------------------------
 
 
 def results(seed):
@@ -187,7 +187,7 @@ def test_other_python_threads_run_meanwhile(kernel, set_threads):
     assert during > 0  # with the lock held there is none
 
 
-# ---- memory (K10) -------------------------------------------------------------------------------
+# ---- memory -------------------------------------------------------------------------------------
 
 PEAK = """
 import resource, torch

@@ -1,4 +1,4 @@
-"""Hostile files run nothing: an audit hook sees no pickle, exec, process or socket (F3)."""
+"""Hostile files run nothing: an audit hook sees no pickle, exec, process or socket."""
 
 from __future__ import annotations
 

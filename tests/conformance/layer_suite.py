@@ -273,7 +273,7 @@ class LayerSuite:
     @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
     @pytest.mark.parametrize("num_draws", [None, 3])
     def test_a_draw_is_a_function(self, dtype: torch.dtype, num_draws: int | None) -> None:
-        """I12: other rows, their order, the batch size and chunks do not change a value."""
+        """Other rows, their order, the batch size and chunks do not change a value."""
         layer, x = self.make(dtype=dtype), self.rows(37, dtype=dtype)
         sampler = WeightDraws(num_draws, seeded())
         axis = len(sampler.sample_shape)
@@ -314,7 +314,7 @@ class LayerSuite:
         assert torch.autograd.gradcheck(forward, inputs, fast_mode=True)
 
     def test_replicas_are_separate_layers(self) -> None:
-        """I10: values and gradients of R replicas are those of R layers with their parameters."""
+        """Values and gradients of R replicas are those of R layers with their parameters."""
         layer, x = self.make((3,)), self.rows(3, 4).requires_grad_()
         weight = normal(3, 4, *self.case.out, seed=8)
         drawn = WeightDraws(generator=seeded())

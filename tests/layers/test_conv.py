@@ -92,7 +92,7 @@ def test_tuples_give_each_axis_its_own(kind: type[RandomConv]) -> None:
 )
 @pytest.mark.parametrize("sampler", ["mean", "draw", "draws", "local"])
 def test_one_by_one_is_a_linear_layer(conv, linear, sampler: str) -> None:
-    """I10: with equal parameters and noise, a 1 × 1 kernel is a linear map of the channels."""
+    """With equal parameters and noise, a 1 × 1 kernel is a linear map of the channels."""
     layer, twin = scramble(conv(5, 7, 1, dtype=DTYPE)), linear(5, 7, dtype=DTYPE)
     state = layer.state_dict()
     twin.load_state_dict(

@@ -13,7 +13,7 @@ from whvi.sampling import LocalReparameterization, MeanWeights, WeightDraws
 
 
 def test_rate_zero_is_the_plain_network() -> None:
-    """I10: bit by bit, whatever the sampler."""
+    """Bit by bit, whatever the sampler."""
     first, second, x = nn.Linear(5, 8), nn.Linear(8, 2), torch.randn(6, 5, generator=seeded())
     plain = nn.Sequential(first, nn.ReLU(), second)
     dropped = nn.Sequential(first, nn.ReLU(), MCDropout(0.0), second)

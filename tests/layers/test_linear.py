@@ -29,7 +29,7 @@ SOME_PAIRS = [
 
 
 def assert_as_dense(in_features: int, out_features: int) -> None:
-    """K9: value and gradients of one drawn function, norm-wise within 64 eps."""
+    """Value and gradients of one drawn function, norm-wise within 64 eps."""
     layer = scramble(WHVILinear(in_features, out_features, dtype=DTYPE), in_features)
     matrix, posterior = layer.matrix, layer.matrix.posterior
     x = normal(3, in_features, seed=out_features).requires_grad_()
@@ -96,7 +96,7 @@ def test_gradients_do_not_depend_on_the_memory_of_the_incoming_one(bad_grad: str
 )
 @pytest.mark.parametrize("kind", [WHVILinear, MeanFieldLinear])
 def test_a_draw_is_a_function_at_any_size(kind: type[RandomLinear], sizes: tuple[int, int]) -> None:
-    """I12: to the bit, except products with dense matrices of more than 4 rows (a BLAS)."""
+    """To the bit, except products with dense matrices of more than 4 rows (a BLAS)."""
     layer, x = kind(*sizes), normal(300, sizes[0], dtype=torch.float32)
     with torch.no_grad(), sampling(WeightDraws(generator=seeded())):
         whole = layer(x)
@@ -158,7 +158,7 @@ def test_moments_of_a_dense_gaussian(sizes: tuple[int, int]) -> None:
     ids=["diagonal", "full", "low_rank", "mean_field"],
 )
 def test_moments_match_draws(build, sizes: tuple[int, int]) -> None:
-    """I7: both samplers, and ``sample_weight``, against the closed form; |z| < 5 everywhere."""
+    """Both samplers, and ``sample_weight``, against the closed form; |z| < 5 everywhere."""
     layer, num = scramble(build(*sizes, dtype=DTYPE), 4), 20_000
     x = normal(sizes[0])
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""The KL of a model (I2): non-negative, additive, the same for any nesting, batch or sampler."""
+"""The KL of a model: non-negative, additive, the same for any nesting, batch or sampler."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ def test_no_hidden_layer_is_one_layer() -> None:
 
 
 def test_replicas_are_separate_networks() -> None:
-    """I10: R replicas in one set of tensors compute what R networks compute."""
+    """R replicas in one set of tensors compute what R networks compute."""
     together = scramble(mlp(3, (8, 8), 1, batch_shape=(3,), dtype=DTYPE))
     x = normal(4, 3)
     y = run(together, x.expand(3, 4, 3), MeanWeights())

@@ -1,4 +1,4 @@
-"""Build the kernel strictly and instrumented, and run it (K6, K8): ``make sanitize``.
+"""Build the kernel strictly and instrumented, and run it: ``make sanitize``.
 
 1. warnings: ``-Wall -Wextra -Wconversion -Werror``, with and without optimisation;
 2. agreement: -O0 and -O3, every instruction set (AVX-512 emulated where the processor has none)

@@ -1,4 +1,4 @@
-"""Calibration on data simulated from the model itself (I8, I11).
+"""Calibration on data simulated from the model itself.
 
 If ``g`` is drawn from the prior and data from the model, the exact posterior must cover ``g``:
 ranks of the truth among posterior draws are uniform (Talts et al., 2018) and intervals have their
@@ -90,14 +90,14 @@ def test_an_overconfident_posterior_is_noticed() -> None:
 
 @pytest.mark.nightly
 def test_ranks_under_the_trained_posterior_are_uniform() -> None:
-    """I8: 1,000 data sets, each posterior found by training."""
+    """1,000 data sets, each posterior found by training."""
     problem, g = simulate(1000, seed=3)
     train(problem, 3000)
     assert_calibrated(problem, g)
 
 
 def assert_coverage(problem: Problem, g: Tensor, num_draws: int) -> None:
-    """I11: nominal ± 3 standard errors for new targets; one row and output per data set.
+    """Nominal ± 3 standard errors for new targets; one row and output per data set.
 
     An interval of a mixture over ``S`` draws is itself random; ``S`` is large enough that this
     moves the coverage by much less than a standard error.

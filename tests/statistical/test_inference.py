@@ -1,4 +1,4 @@
-"""Inference against the closed form of the linear-in-g model (I3, I4, I5, I7, I10)."""
+"""Inference against the closed form of the linear-in-g model."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def scatter(problem: Problem, size: float, seed: int) -> None:
         q.loc.add_(mean)
 
 
-# --- I3: a bound on the evidence -----------------------------------------------------------------
+# --- a bound on the evidence ---------------------------------------------------------------------
 
 
 @each_shape
@@ -108,7 +108,7 @@ def test_estimated_elbo_is_the_closed_form_on_average(
     assert abs(z) < 4.5
 
 
-# --- I5: unbiased gradients ----------------------------------------------------------------------
+# --- unbiased gradients --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("posterior", ["diagonal", "low_rank", "full"])
@@ -158,7 +158,7 @@ def gradients_of(value: Tensor, problem: Problem) -> dict[str, Tensor]:
     return dict(zip(named, found, strict=True))
 
 
-# --- I7: draws -----------------------------------------------------------------------------------
+# --- draws ---------------------------------------------------------------------------------------
 
 
 @each_shape
@@ -214,7 +214,7 @@ def test_rows_are_correlated_within_a_draw_and_independent_across_local_rows() -
     assert exact.abs().max() > 0.05
 
 
-# --- I10: one method is another ------------------------------------------------------------------
+# --- one method is another -----------------------------------------------------------------------
 
 
 @each_shape
@@ -285,7 +285,7 @@ def test_convolution_over_one_position_is_the_linear_model() -> None:
     assert ((y.var(0) / variance - 1) * math.sqrt(len(y) / 2)).abs().max() < 4.5
 
 
-# --- I4: training finds the optimum --------------------------------------------------------------
+# --- training finds the optimum ------------------------------------------------------------------
 
 CLOSE = 1e-3  # nats
 
@@ -323,7 +323,7 @@ def test_training_comes_near_the_optimum(posterior: str) -> None:
 @each_shape
 @pytest.mark.parametrize("posterior", ["diagonal", "full"])
 def test_training_reaches_the_optimum(posterior: str, sizes: tuple[int, int]) -> None:
-    """I4: the gap to the closed form is below a thousandth of a nat in every replica."""
+    """The gap to the closed form is below a thousandth of a nat in every replica."""
     problem = make_problem(*sizes, posterior=posterior, num_replicas=4)
     best = optimum(problem)
     train(problem, 12_000, learning_rate=0.03, num_draws=64)

@@ -1,4 +1,4 @@
-"""Round trips, and files that are damaged (F1), untrue (F2) or hostile (F3)."""
+"""Round trips, and files that are damaged, untrue or hostile."""
 
 import copy
 import json
@@ -80,7 +80,7 @@ def test_saving_again_gives_the_same_content(path, tmp_path):
     assert all(torch.equal(after.tensors[name], t) for name, t in before.tensors.items())
 
 
-# ---- F1: damage ---------------------------------------------------------------------------------
+# ---- damage -------------------------------------------------------------------------------------
 
 
 def damage(payload, rng):
@@ -110,7 +110,7 @@ def test_damaged_files_are_refused(path, tmp_path):
             read_model_file(tmp_path / "damaged")
 
 
-# ---- F2: lies with a valid checksum -------------------------------------------------------------
+# ---- lies with a valid checksum -----------------------------------------------------------------
 
 
 def put(document, keys, value):
@@ -260,7 +260,7 @@ def test_a_deep_document_is_refused(tmp_path):
         load_model(tmp_path / "deep")
 
 
-# ---- F3: attacks --------------------------------------------------------------------------------
+# ---- attacks ------------------------------------------------------------------------------------
 
 WATCH = """
 import sys

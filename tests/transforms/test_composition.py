@@ -1,4 +1,4 @@
-"""``fwht`` under autograd, torch.func, torch.compile and torch.export (K5)."""
+"""``fwht`` under autograd, torch.func, torch.compile and torch.export."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``fwht`` against long double: every layout and data type (K1-K4) and every size (K3)."""
+"""``fwht`` against long double: every layout and data type and every size."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def rows(*shape, dtype=torch.float64, seed=0):
     return torch.randn(shape, dtype=dtype, generator=torch.Generator().manual_seed(seed))
 
 
-# ---- K1: a dense reference of higher precision --------------------------------------------------
+# ---- a dense reference of higher precision ------------------------------------------------------
 
 
 @pytest.mark.parametrize("size", [1, 2, 8, 64, 512, 12, 40, 224])
@@ -116,7 +116,7 @@ def test_every_size_with_every_instruction_set(instruction_set, size, dtype):
     assert norm_error(fwht(x), long_transform(long_array(x))) <= 4
 
 
-# ---- K2: what the definition implies ------------------------------------------------------------
+# ---- what the definition implies ----------------------------------------------------------------
 
 
 @dtypes
@@ -149,7 +149,7 @@ def test_unit_vectors_give_the_rows_of_the_matrix(size, dtype):
     )
 
 
-# ---- K3: long rows ------------------------------------------------------------------------------
+# ---- long rows ----------------------------------------------------------------------------------
 
 
 @pytest.mark.nightly
@@ -182,7 +182,7 @@ def test_a_row_of_two_to_the_thirty():
         assert x[k].item() == pytest.approx(exact / 2**15, rel=1e-6)
 
 
-# ---- K4: what comes in --------------------------------------------------------------------------
+# ---- what comes in ------------------------------------------------------------------------------
 
 VIEWS = {
     "transposed": lambda: rows(16, 8).T,

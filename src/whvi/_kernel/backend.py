@@ -23,6 +23,7 @@ from torch.autograd import forward_ad
 from torch.compiler import is_compiling
 
 KERNEL_DTYPES = (torch.float32, torch.float64)
+HALF_TYPES = (torch.float16, torch.bfloat16)
 _Made = TypeVar("_Made")
 PLAIN_TYPES = (Tensor, torch.nn.Parameter)  # not fake, batched or otherwise wrapped tensors
 
@@ -67,7 +68,7 @@ def kept(make: Callable[..., _Made]) -> Callable[..., _Made]:
 
 
 _GPU_OFF = os.environ.get("WHVI_TRITON", "1") == "0"
-_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
 
 @lru_cache(maxsize=1)
@@ -82,7 +83,7 @@ def gpu_kernels() -> ModuleType | None:
 
 def gpu_takes(x: Tensor) -> bool:
     """Tell whether the Triton kernels may read the memory of ``x``, now."""
-    if not (x.is_cuda or _INTERPRETED) or is_tracing():
+    if not (x.is_cuda or INTERPRETED) or is_tracing():
         return False
     kernels = gpu_kernels()
     return kernels is not None and bool(kernels.takes(x))

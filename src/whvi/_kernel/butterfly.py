@@ -7,7 +7,7 @@ Level ``l`` maps the pairs ``(a, b) = (x[i], x[i + 2^l])``, bit ``l`` of ``i`` b
 
 and ``T`` applies level 0 first; with all angles ``π/4`` it is the orthonormal Hadamard matrix. A
 level is symmetric and its own inverse: ``Tᵀ`` is the levels in reverse order, and the backward pass
-goes back from the output, so that nothing between is kept. The gradient of an angle is
+starts from the output, so no intermediate values are stored. The gradient of an angle is
 ``θ̄ = b̄' a' − ā' b'``.
 """
 

@@ -5,8 +5,8 @@ With ``u = H(s2 x)``, ``t = H(g u)``, ``y = s1 t``, a derivative ``ȳ`` for ever
 
     ∂/∂s1 = ȳ t      ∂/∂g = v̄ u      ∂/∂s2 = w̄ x      x̄ = s2 w̄ (summed over blocks)
 
-The kernel's backward pass makes them if every row is a problem of its own: it sums over the rows of
-a problem, and here each has one.
+The kernel's backward pass sums over the rows of a problem; here every row is its own problem, so
+nothing is summed.
 """
 
 from __future__ import annotations

@@ -206,8 +206,8 @@ class Layout(NamedTuple):
 def _merge(views: Views) -> list[_Loop]:
     """Leading axes with their strides, neighbours merged where every operand allows it."""
     leading = views.leading
-    output = _strides(views.out, len(views.out) - 1) + [views.s1[-1]] * views.has_blocks
-    columns = [*(_strides(shape, len(leading)) for shape in views[: _BIAS + 1]), output]
+    output = leading_strides(views.out, len(views.out) - 1) + [views.s1[-1]] * views.has_blocks
+    columns = [*(leading_strides(shape, len(leading)) for shape in views[: _BIAS + 1]), output]
     merged: list[_Loop] = []
     for extent, *strides in zip(leading, *columns, strict=True):
         if extent == 1:
@@ -220,7 +220,7 @@ def _merge(views: Views) -> list[_Loop]:
     return merged
 
 
-def _strides(shape: Shape, ndim: int) -> list[int]:
+def leading_strides(shape: Shape, ndim: int) -> list[int]:
     """Strides of a contiguous tensor over its leading axes, 0 where broadcast; ``ndim`` of them."""
     strides, step = [], shape[-1]
     for extent in reversed(shape[:-1]):

@@ -3,7 +3,7 @@ r"""A fixed ensemble of networks, all layers and draws in one call of the kernel
 .. math:: h \mapsto \phi(s_1 \odot H (g \odot H (s_2 \odot h)) + b), \qquad f = W h + c
 
 for S draws of ``g`` and ``W`` of each of R members. Nothing but ``f`` is written to memory, and no
-value depends on the rows beside it. The plain composition is in :mod:`whvi.tabular.functions`.
+value depends on other rows. The plain composition is in :mod:`whvi.tabular.functions`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Standard normal noise from a seed: counter-based in the compiled kernel, torch elsewhere.
 
-A seed is one number taken from a ``torch.Generator``, so that a generator's state still decides
-everything. In the kernel, entry ``e`` of the noise is a pure function of (seed, ``e``)
+A seed is one number taken from a ``torch.Generator``, so results are still determined by the state
+of that generator. In the kernel, entry ``e`` of the noise is a pure function of (seed, ``e``)
 (Philox4x32-10 and Box-Muller): the same for any number of threads, and it can be made again.
 """
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import math
-import os
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -19,7 +18,14 @@ import torch
 import triton
 from torch import Tensor
 
-from whvi._kernel.backend import PLAIN_TYPES, apart, differentiable_gradients
+from whvi._kernel.backend import (
+    HALF_TYPES,
+    INTERPRETED,
+    PLAIN_TYPES,
+    apart,
+    differentiable_gradients,
+)
+from whvi._kernel.layout import Shape, leading_strides
 from whvi._kernel.triton_kernels import (
     product_backward_kernel,
     product_kernel,
@@ -27,13 +33,10 @@ from whvi._kernel.triton_kernels import (
 )
 
 BLOCK = 4096  # entries of the longest row that one program transforms
-DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+DTYPES = (torch.float32, torch.float64, *HALF_TYPES)
 _TILES = 8  # per program of a long backward pass: it writes one sum for as many
 _PROGRAMS = 512  # that keep a GPU busy
 _LIBRARY_LIMIT = 32768  # entries of the longest row of fast_hadamard_transform
-
-Shape = tuple[int, ...]
 
 
 def takes(x: Tensor) -> bool:
@@ -54,7 +57,7 @@ def transform(x: Tensor, normalize: bool) -> Tensor:
         result: Tensor = library.hadamard_transform(x.detach().contiguous(), scale)
         return result
     source, inner = x.detach().contiguous(), 1
-    wide = source if x.dtype not in (torch.float16, torch.bfloat16) else source.float()
+    wide = source if x.dtype not in HALF_TYPES else source.float()
     while size > BLOCK:  # pieces are not rounded to half precision between passes
         wide = _pass(wide, torch.empty_like(wide), BLOCK, inner, 1.0)
         size, inner = size // BLOCK, inner * BLOCK
@@ -128,7 +131,7 @@ def _loops(shapes: tuple[Shape, ...], has_blocks: bool) -> Loops | None:
     """Plan the loops: neighbouring axes that all operands treat alike are one."""
     leading = torch.broadcast_shapes(*(shape[:-1] for shape in shapes))
     size, ndim = shapes[0][-1], len(leading)
-    columns = [_strides(shape, ndim) for shape in ((*leading, size), *shapes)]
+    columns = [leading_strides(shape, ndim) for shape in ((*leading, size), *shapes)]
     axes = list(range(ndim))
     if has_blocks:  # rows last: they share most
         axes = [axes[-1], *axes[:-1]]
@@ -148,15 +151,6 @@ def _loops(shapes: tuple[Shape, ...], has_blocks: bool) -> Loops | None:
         tuple(extent for extent, _ in merged),
         tuple(zip(*(strides for _, strides in merged), strict=True)),
     )
-
-
-def _strides(shape: Shape, ndim: int) -> list[int]:
-    """Strides of a contiguous tensor over ``ndim`` leading axes, 0 where it is broadcast."""
-    strides, step = [], shape[-1]
-    for extent in reversed(shape[:-1]):
-        strides.append(0 if extent == 1 else step)
-        step *= extent
-    return [0] * (ndim - len(strides)) + strides[::-1]
 
 
 class _Product(torch.autograd.Function):

@@ -136,7 +136,7 @@ KERNELS: dict[str, Kernel] = {
 
 
 def make_kernel(kernel: str | Kernel) -> Kernel:
-    """Return the kernel that a name or a kernel stands for."""
+    """Return the kernel of a name; a kernel is returned unchanged."""
     if isinstance(kernel, Kernel):
         return kernel
     if kernel not in KERNELS:
@@ -158,7 +158,7 @@ class RandomFeatures(nn.Module):
         num_features: ``M``. An odd one leaves out the last sine: a bias of order ``1/M``.
         kernel: A name of :data:`KERNELS` or a kernel.
         projection: A name of :data:`whvi.gp.projections.PROJECTIONS`, or a projection: then its
-            frequencies are taken as they are, whatever the kernel.
+            frequencies are used unchanged, for every kernel.
         lengthscale, variance: Initial ``ℓ`` of every input, and ``σ_f²``.
         seed: Decides the frequencies; the same for every dtype.
         dtype: Of phases and features; ``None`` is torch's default.

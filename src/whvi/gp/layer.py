@@ -2,9 +2,9 @@ r"""Layers of functions: one Gaussian process by random features, or several of 
 
 - :class:`FeatureLayer`: ``f(x) = ψ(x)·a`` with random coefficients ``a``, prior ``N(0, I)``, and
   ``ψ`` of :mod:`whvi.gp.basis`.
-- :class:`DeepGP` (Cutajar et al., 2017): what a layer returns goes, together with the inputs, into
-  the next one. Passing the inputs along keeps deep priors from collapsing to constants (Duvenaud et
-  al., 2014):
+- :class:`DeepGP` (Cutajar et al., 2017): the output of a layer, together with the inputs, is the
+  input of the next one. Passing the inputs along keeps deep priors from collapsing to constants
+  (Duvenaud et al., 2014):
 
 .. math:: h_l = W_l\, \varphi_l([h_{l-1}, x]), \qquad f = w^\top \varphi_L([h_{L-1}, x]) .
 """

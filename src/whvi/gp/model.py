@@ -325,7 +325,7 @@ def _posterior_name(weights: str, covariance: str) -> str:
 
 
 def _make_likelihood(likelihood: str | Likelihood) -> Likelihood:
-    """Return the likelihood, in float64, that a name or a likelihood stands for."""
+    """Return the likelihood of a name, or the likelihood itself, in float64."""
     if likelihood == "gaussian":
         return Gaussian(dtype=torch.float64)
     if not isinstance(likelihood, Likelihood):

@@ -8,7 +8,7 @@ Gauss-Newton by variable projection (Golub and Pereyra, 1973) minimises ``‖y �
 
 .. math:: (J^\top P J + \lambda I)\, \delta = J^\top P r
 
-where ``P`` removes what a change of ``a`` could do as well (Kaufman, 1975), and ``λ`` follows
+where ``P`` projects out what a change of ``a`` can achieve (Kaufman, 1975), and ``λ`` follows
 Levenberg and Marquardt. Structured weights are a product of three vectors: quasi-Newton methods
 need many steps where this takes a few.
 """

@@ -1,8 +1,8 @@
 r"""Predictions of a layer ``f(x) = ψ(x)·a``: inputs, blocks of rows, exact marginals.
 
-Every block of rows has the same size (the last one is filled up with zeros), so that the same
-vectorised code meets every row: the value of a row is the same to the bit whatever other rows are
-predicted with it. Memory is ``O(block · M + N · K)``; features of all rows never exist at once.
+Every block of rows has the same size (the last one is filled up with zeros), so all rows
+run through the same vectorised code: the value of a row does not depend on the other rows, bit for
+bit. Memory is ``O(block · M + N · K)``; the features of all rows are never held at once.
 """
 
 from __future__ import annotations

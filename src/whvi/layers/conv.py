@@ -22,12 +22,13 @@ from torch import Tensor
 from whvi._checks import check_dtype, check_positive_int
 from whvi.errors import ConfigError, ShapeError
 from whvi.layers.grid import GridMatrix
-from whvi.layers.linear import Device, RandomAffine, structured_matrix
+from whvi.layers.linear import RandomAffine, structured_matrix
 from whvi.layers.matrix import DenseGaussianMatrix, RandomMatrix
 from whvi.layers.random_scales import RandomScalesMatrix
 from whvi.layers.structured import StructuredMatrix
 from whvi.layers.window import Sizes, Window, make_window
 from whvi.posteriors import PosteriorFactory
+from whvi.posteriors.base import Device
 from whvi.priors import Prior, PriorFactory
 from whvi.sampling import (
     LocalReparameterization,

@@ -1,6 +1,6 @@
 r"""A grid of structured blocks: as many parameters as a task needs, between one block and dense.
 
-The input is cut into ``J`` slices, each of which has structured blocks of its own:
+The input is cut into ``J`` slices, each with its own structured blocks:
 
     W x = Σ_j W_j x_j,   W_j = [W_j1; …; W_jK],   W_jk = diag(s1_jk) H diag(g_jk) H diag(s2_jk).
 

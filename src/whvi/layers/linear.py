@@ -20,12 +20,10 @@ from whvi.layers.protocol import BayesianLayer, as_fx_leaf
 from whvi.layers.random_scales import RandomScalesMatrix
 from whvi.layers.structured import StructuredMatrix
 from whvi.posteriors import Posterior, PosteriorFactory, make_posterior
-from whvi.posteriors.base import sum_of_kls
+from whvi.posteriors.base import Device, sum_of_kls
 from whvi.priors import EmpiricalBayesPrior, Prior, PriorFactory
 from whvi.sampling import check_draws_axis, current_sampler, insert_inner_axes
 from whvi.transforms import TransformLike
-
-Device = torch.device | str | None
 
 
 class _Parameters(dict[str, nn.Parameter | None]):
@@ -318,11 +316,11 @@ class WHVILinear(RandomLinear):
             ``"standard_normal"``, or a :class:`whvi.priors.Prior` such as ``FixedPrior(0.1)``.
         scales: ``"optimised"``: ``s1`` and ``s2`` are parameters. ``"gaussian"``: they have fully
             factorized Gaussian posteriors and the prior ``N(0, I)``.
-        transform: What stands in the place of ``H``: ``"hadamard"``, ``"dct"``, ``"hartley"``,
-            ``"circulant"``, ``"butterfly"`` (learned), ``"butterfly-random"``, or an orthonormal
-            map of one's own; see :func:`whvi.transforms.make_mixing`.
-        num_blocks: Slices of the input with blocks of their own: more parameters, about in
-            proportion (:class:`whvi.layers.grid.GridMatrix`), as heads for many classes need.
+        transform: Replaces ``H``: ``"hadamard"``, ``"dct"``, ``"hartley"``, ``"circulant"``,
+            ``"butterfly"`` (learned), ``"butterfly-random"``, or your own orthonormal map; see
+            :func:`whvi.transforms.make_mixing`.
+        num_blocks: Slices of the input, each with its own blocks: about ``num_blocks`` times the
+            parameters (:class:`whvi.layers.grid.GridMatrix`), as heads for many classes need.
         bias_posterior: ``None`` for a deterministic bias (recommended), else its posterior.
         batch_shape: ``(R,)`` for R independent replicas trained in one pass.
     """

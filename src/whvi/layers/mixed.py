@@ -1,4 +1,4 @@
-r"""What structured matrices share whatever their transform: products, variances of ``M(g) v``.
+r"""What structured matrices of all transforms share: products and variances of ``M(g) v``.
 
 ``M(g) v = Σ T (u * g)`` (:meth:`whvi.transforms.Mixing.factors`), one ``T`` unless ``M`` is
 circulant, so that for independent ``g`` of variance ``σ²``

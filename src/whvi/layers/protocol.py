@@ -33,12 +33,12 @@ class BayesianLayer(nn.Module, ABC):
 
     @abstractmethod
     def kl(self) -> Tensor:
-        """KL from prior to posterior in nats, summed over all weights, shape ``batch_shape``."""
+        """Return ``KL(q ‖ p)`` in nats, summed over all weights, shape ``batch_shape``."""
 
     def kl_terms(self) -> list[tuple[Posterior, Prior]] | None:
         """Return pairs whose KLs add up to :meth:`kl`, or ``None`` if it is not such a sum.
 
-        Only a short cut: :func:`kl` can add such pairs up in fewer steps.
+        This is an optimization: :func:`kl` adds up such pairs in fewer steps.
         """
         return None
 

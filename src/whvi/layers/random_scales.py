@@ -115,7 +115,8 @@ class RandomScalesMatrix(RandomMatrix):
             return block_linear(x, s1, g, s2, bias, self.plan)
         else:
             s1, g, s2 = (
-                insert_inner_axes(self._blocks(v), axes, len(inner), 2) for v in (s1, g, s2)
+                insert_inner_axes(self.posterior.blocks(v), axes, len(inner), 2)
+                for v in (s1, g, s2)
             )
             y = structured_product(self._padded(x), s1, g, s2, transform=self.mixing)
             y = y.flatten(-2)[..., : self.out_features]
@@ -124,12 +125,8 @@ class RandomScalesMatrix(RandomMatrix):
     def _padded(self, x: Tensor) -> Tensor:
         return functional.pad(x, (0, self.plan.block_size - self.in_features)).unsqueeze(-2)
 
-    def _blocks(self, v: Tensor) -> Tensor:
-        blocks: Tensor = v.unflatten(-1, self.plan.vector_shape)
-        return blocks
-
     def _dense(self, s1: Tensor, g: Tensor, s2: Tensor) -> Tensor:
-        vectors = (self._blocks(v) for v in (s1, g, s2))
+        vectors = (self.posterior.blocks(v) for v in (s1, g, s2))
         blocks = dense_matrix(*vectors, transform=self.mixing)
         return trim_blocks(blocks, self.plan)
 
@@ -178,7 +175,7 @@ class RandomScalesMatrix(RandomMatrix):
         unit = torch.eye(self.plan.vector_size, dtype=self.s1.dtype, device=self.s1.device)
         unit = unit.expand(*self.batch_shape, *unit.shape)
         jacobian = self._dense(torch.ones_like(unit), unit, torch.ones_like(unit)).flatten(-2).mT
-        blocks = self._blocks(jacobian)  # (..., out·in, K, D)
+        blocks = self.posterior.blocks(jacobian)  # (..., out·in, K, D)
         spread = torch.einsum("...wkd,...kde->...wke", blocks, self.posterior.covariance())
         mean = (jacobian @ self.posterior.mean.unsqueeze(-1)).squeeze(-1)
         return WeightMoments(mean, torch.einsum("...wke,...vke->...wv", spread, blocks))
@@ -193,9 +190,9 @@ class RandomScalesMatrix(RandomMatrix):
         if self.plan.is_column:
             return self._column_moments(x)
         over = (len(self.batch_shape), x.dim() - len(self.batch_shape) - 1, 2)
-        s1, g, s2 = (insert_inner_axes(self._blocks(q.mean), *over) for q in self._vectors)
+        s1, g, s2 = (insert_inner_axes(self.posterior.blocks(q.mean), *over) for q in self._vectors)
         v1, v2 = (
-            insert_inner_axes(self._blocks(q.variance), *over)
+            insert_inner_axes(self.posterior.blocks(q.variance), *over)
             for q in (self.s1_posterior, self.s2_posterior)
         )
         x = self._padded(x)
@@ -214,12 +211,12 @@ class RandomScalesMatrix(RandomMatrix):
         axes, size = len(self.batch_shape), self.plan.block_size
         over = (axes, a.dim() - axes - 2, 2)
         if isinstance(self.mixing, Hadamard) and is_power_of_two(size):
-            ones = torch.ones_like(self._blocks(self.s1))
+            ones = torch.ones_like(self.posterior.blocks(self.s1))
             var_c = insert_inner_axes(product_variance(ones, self.posterior, axes, 0), *over)
             return _dyadic_convolution(a, (fwht(g).square() + var_c) / size)
         unit = torch.eye(size, dtype=a.dtype, device=a.device).unsqueeze(-2)
         units = unit.expand(*self.batch_shape, size, *self.plan.vector_shape)  # columns j
-        mean = self.mixing.mix(units, self._blocks(self.posterior.mean).unsqueeze(axes))
+        mean = self.mixing.mix(units, self.posterior.blocks(self.posterior.mean).unsqueeze(axes))
         squares = mean.square() + mixing_variance(self.mixing, units, self.posterior, axes, 1)
         rows = a.flatten(axes, -3).transpose(-3, -2) if over[1] else a.unsqueeze(-2)
         return (rows @ squares.transpose(-3, -2)).transpose(-3, -2).reshape(a.shape)

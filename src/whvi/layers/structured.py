@@ -3,7 +3,7 @@ r"""The structured matrix ``W = diag(s1) H diag(g) H diag(s2)``, ``g ~ q(g)`` (e
 ``s1`` and ``s2`` are optimised; ``g`` has a posterior and a prior. Other shapes than a square of a
 size of the transform follow a :class:`~whvi._kernel.layout.BlockPlan` of ``K`` blocks of size
 ``D``, whose vectors lie one after the other; a single row or column of weights is ``vec(W)``. With
-another transform ``M(g) = T diag(g) Tᵀ`` stands in the place of ``H diag(g) H``.
+another transform ``M(g) = T diag(g) Tᵀ`` replaces ``H diag(g) H``.
 """
 
 from __future__ import annotations
@@ -142,16 +142,12 @@ class StructuredMatrix(RandomMatrix):
         batch_ndim = len(self.batch_shape)
         return insert_inner_axes(v, batch_ndim, x.dim() - batch_ndim - 1, own_ndim)
 
-    def _blocks(self, v: Tensor) -> Tensor:
-        blocks: Tensor = v.unflatten(-1, self.plan.vector_shape)
-        return blocks
-
     def dense(self, draw: Tensor) -> Tensor:
         """See :meth:`RandomMatrix.dense`; row ``i`` of a block is ``s2 * H(g * H(s1 * e_i))``."""
-        g = self._blocks(draw)
+        g = self.posterior.blocks(draw)
         batch_ndim = len(self.batch_shape)
         axes = (batch_ndim, g.dim() - batch_ndim - 2, 2)
-        s1, s2 = (insert_inner_axes(self._blocks(v), *axes) for v in (self.s1, self.s2))
+        s1, s2 = (insert_inner_axes(self.posterior.blocks(v), *axes) for v in (self.s1, self.s2))
         if self.plan.is_column or not self._is_hadamard:
             return trim_blocks(dense_matrix(s1, g, s2, transform=self.mixing), self.plan)
         num_rows = min(self.out_features, self.plan.block_size)
@@ -178,7 +174,7 @@ class StructuredMatrix(RandomMatrix):
         mean = self._multiply_by(self.posterior.mean, x, None)
         if self.plan.is_column:
             return OutputMoments(mean, self._column_variance(x))
-        s1, s2 = (self._over(x, self._blocks(v), 2) for v in (self.s1, self.s2))
+        s1, s2 = (self._over(x, self.posterior.blocks(v), 2) for v in (self.s1, self.s2))
         padded = functional.pad(x, (0, self.plan.block_size - self.in_features)).unsqueeze(-2)
         axes = len(self.batch_shape)
         inner = x.dim() - axes - 1

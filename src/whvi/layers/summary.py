@@ -56,9 +56,9 @@ class Summary(NamedTuple):
 
 @torch.no_grad()
 def summary(model: nn.Module) -> Summary:
-    """Count parameters and KL of every layer of ``model`` that has parameters of its own.
+    """Count parameters and KL of every layer of ``model`` that holds parameters itself.
 
-    A Bayesian layer is one row, whatever modules it is made of; a shared module counts once.
+    A Bayesian layer is one row, however many modules it contains; a shared module counts once.
     """
     rows: list[LayerSummary] = []
     kls = kl_per_layer(model)

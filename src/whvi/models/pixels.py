@@ -69,7 +69,7 @@ class BernoulliPixels(PixelModel):
 
 @final
 class CategoricalPixels(PixelModel):
-    """``L`` grey levels ``0, 1/(L − 1), …, 1``, each with a probability of its own.
+    """``L`` grey levels ``0, 1/(L − 1), …, 1``, each with its own probability.
 
     Args:
         num_levels: ``L``, at least 2; 256 for bytes divided by 255.

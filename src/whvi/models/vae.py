@@ -13,7 +13,7 @@ With ``K`` latents per image (Burda et al., 2016) the sum over ``i`` is over
    w_{ik} = p(x_i \mid z_{ik}, \theta) \, p(z_{ik}) / q(z_{ik} \mid x_i, \phi).
 
 The function values of such a model are the ``log w``, and its likelihood is the log of their mean:
-``whvi.fit(model, model.bound(), (x, x), config=...)`` maximises the bound as it stands.
+``whvi.fit(model, model.bound(), (x, x), config=...)`` maximises exactly this bound.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ from whvi.likelihoods import Likelihood
 from whvi.models.networks import Builder, VaeConfig, decoder_network, encoder_network
 from whvi.models.pixels import make_pixels
 from whvi.posteriors import DiagonalGaussian
+from whvi.posteriors.base import standard_normal
 from whvi.predictive import Predictive
 from whvi.sampling import LocalReparameterization, WeightDraws, current_sampler, sampling
 
@@ -331,9 +332,7 @@ def _noise(shape: Sequence[int], like: Tensor) -> Tensor:
     sampler = current_sampler()
     if isinstance(sampler, LocalReparameterization):
         return sampler.noise(tuple(shape), like)
-    return torch.randn(
-        tuple(shape), generator=sampler.generator, dtype=like.dtype, device=like.device
-    )
+    return standard_normal(like, shape, sampler.generator)
 
 
 def vae(

@@ -1,4 +1,4 @@
-r"""What every posterior ``q(g)`` is: a distribution over vectors made of blocks, with its KL.
+r"""The interface of posteriors ``q(g)``: distributions over vectors made of blocks, with a KL.
 
 ``g`` has shape ``(*batch_shape, K·D)``: for each replica (independent model) a vector of ``K``
 blocks of ``D`` entries, one after the other. Replicas and blocks are independent under every ``q``

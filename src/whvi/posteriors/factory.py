@@ -1,4 +1,4 @@
-"""From what a user writes (a name, a class, a partial) to a posterior of a given shape."""
+"""Make a posterior of a given shape from a name, a class or a partial."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ class PointMass(Posterior):
     def draw(
         self, inner_shape: tuple[int, ...] = (), generator: torch.Generator | None = None
     ) -> Tensor:
-        """Return the point, as often as asked for."""
+        """Return the point, repeated to the shape."""
         loc = insert_inner_axes(self.loc, len(self.batch_shape), len(inner_shape))
         return loc.expand(*self.batch_shape, *inner_shape, self.num_entries)
 

@@ -1,6 +1,6 @@
 """Mixture components: the distribution of the targets given one draw of the network.
 
-With what mixtures need besides: checks of parameters and targets, and inverses of a cdf.
+Also here: checks of parameters and targets, and inverses of a cdf.
 """
 
 from __future__ import annotations
@@ -15,10 +15,9 @@ from torch import Tensor
 from torch.compiler import is_exporting
 
 from whvi.errors import ConfigError, DataError, NumericalError, ShapeError
-from whvi.predictive.numerics import regularized_incomplete_beta, student_t_log_prob
+from whvi.predictive.numerics import EPS, regularized_incomplete_beta, student_t_log_prob
 
 _LOG_2PI = math.log(2 * math.pi)
-_EPS = torch.finfo(torch.float64).eps
 
 
 class Components(ABC):
@@ -230,7 +229,7 @@ def joined(parts: Sequence[Components]) -> Components:
 def side_by_side(parts: Sequence[Tensor]) -> Tensor:
     """Join tensors along their first axis, with its entries side by side in memory.
 
-    Sums over the components of a row then have one order, whatever other rows there are.
+    Sums over the components of a row are then in the same order for any number of rows.
     """
     return torch.cat([part.movedim(0, -1) for part in parts], dim=-1).movedim(-1, 0)
 
@@ -330,10 +329,10 @@ def root(
         newton = x - gap / density(x)
         helps = (newton >= lower) & (newton <= upper) & (gap.abs() < previous / 2)
         step = torch.where(helps, newton, (lower + upper) / 2)
-        step = torch.where(gap.abs() <= 8 * _EPS * q, x, step)  # at the cdf's precision
+        step = torch.where(gap.abs() <= 8 * EPS * q, x, step)  # at the cdf's precision
         step = torch.where(moving, step, x)
         moved, x, previous = (step - x).abs(), step, gap.abs()
-        moving &= moved > 2 * _EPS * (x.abs() + std)
+        moving &= moved > 2 * EPS * (x.abs() + std)
         if not bool(moving.any()):
             break
     return x

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-_EPS = torch.finfo(torch.float64).eps
+EPS = torch.finfo(torch.float64).eps
 
 
 def regularized_incomplete_beta(a: Tensor, b: Tensor, x: Tensor, complement: Tensor) -> Tensor:
@@ -41,7 +41,7 @@ def _beta_fraction(a: Tensor, b: Tensor, x: Tensor) -> Tensor:
             d = 1 / _away_from_zero(1 + term * d, tiny)
             c = _away_from_zero(1 + term / c, tiny)
             value = value * c * d
-        if not bool(((value - before).abs() > 8 * _EPS * value.abs()).any()):
+        if not bool(((value - before).abs() > 8 * EPS * value.abs()).any()):
             break
     return value
 

@@ -146,7 +146,7 @@ def _effects_on(
 
 
 def _with(table: pd.DataFrame, name: str, value: Any) -> pd.DataFrame:
-    """Return the table with one value in all rows of a column, whatever its name."""
+    """Return the table with one value in all rows of a column."""
     changed = table.copy()
     changed[name] = value
     return changed

@@ -1,7 +1,7 @@
 """Where batches come from: tensors in memory, or any iterable of ``(x, y)``.
 
 The order of rows in memory is a pure function of (seed + replica, epoch), so that a resumed run
-sees the same batches. A source is asked for the batches from a given step on.
+sees the same batches. A source yields batches from any given step on.
 
 With weights the objective is ``Σ_i w_i E[log p(y_i | f)] − KL``. Of ``n`` rows of mean weight
 ``w̄``, row ``i`` occurs ``w_i / w̄`` times in an epoch, rounded up or down (:func:`weighted_rows`),
@@ -69,7 +69,7 @@ class TensorBatches:
 
     Attributes:
         num_data: ``N`` of the objective: rows, or the sum of the weights (per replica, if each
-            has weights of its own).
+            has its own weights).
     """
 
     num_data: int | Tensor

@@ -1,4 +1,4 @@
-"""How to train: one frozen record, and the schedules and random streams that follow from it."""
+"""The configuration of a fit: one frozen record, and its schedules and random streams."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@ r"""Training on several processes, one batch split among them.
 
 Each rank computes ``L_w = (N / B_w) Σ_{own rows} E[log p] − β KL`` with ``B_w = B / W``. The mean
 over the ranks is ``(N / B) Σ_{all rows} E[log p] − β KL``: the objective of one process, the KL
-counted once. So averaged gradients are all that is needed. ``DistributedDataParallel`` averages
+counted once. So it suffices to average the gradients. ``DistributedDataParallel`` averages
 those of the module it wraps; :func:`average_over_ranks` does it for all others.
 """
 
@@ -70,7 +70,7 @@ def unmanaged(model: nn.Module, parameters: Sequence[nn.Parameter]) -> list[int]
 def average_gradients(parameters: Iterable[nn.Parameter]) -> None:
     """Average the gradients of parameters that no wrapper averages, such as a likelihood's.
 
-    For a training loop of one's own, after ``backward()``, on every rank; see docs/distributed.md.
+    For your own training loop, after ``backward()``, on every rank; see docs/distributed.md.
     :func:`whvi.fit` needs no such call.
     """
     gradients = [p.grad for p in parameters if p.grad is not None]

@@ -1,4 +1,4 @@
-r"""From gradients to a step: finite or refused, clipped per replica, Adam.
+r"""From gradients to a step: checks for finite values, clipping per replica, Adam.
 
 Adam (Kingma and Ba, 2015), with the gradient ``g_t`` of step ``t``:
 

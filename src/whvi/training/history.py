@@ -103,7 +103,7 @@ def describe(record: StepRecord) -> str:
 
 
 def _mean(value: Any) -> float:
-    """Mean of nested lists of numbers, each list first by itself."""
+    """Mean of nested lists of numbers: the mean of the means of the inner lists."""
     if isinstance(value, list):
         return sum(_mean(part) for part in value) / len(value)
     return float(value)

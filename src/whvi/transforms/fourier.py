@@ -9,7 +9,7 @@ the real and imaginary parts of ``w F`` are coefficients ``k`` and ``D − k`` o
 the latter for rows in the order ``…, 3, 1, 0, 2, 4, …`` (Makhoul, 1980). So one real FFT of length
 ``D`` is a transform, and its inverse is ``x = irfft(w̄ (w F) / 2)``. In ``M(g) = T diag(g) Tᵀ`` the
 order of what ``g`` multiplies does not matter, which saves reordering the rows. Rows of ``2^k``
-entries have a kernel of their own, :mod:`whvi._kernel.hartley`.
+entries have their own kernel, :mod:`whvi._kernel.hartley`.
 
 A circulant matrix is ``C = F* diag(ĉ) F``, ``C[i, j] = c[(i − j) mod D]``. Here ``g`` is its
 spectrum in the real Fourier basis: ``ĉ_0 = g_0``, ``ĉ_k = (g_{2k−1} + i g_{2k}) / √2``, and
@@ -28,6 +28,7 @@ import torch
 from torch import Tensor
 
 from whvi._kernel.backend import (
+    HALF_TYPES,
     PLAIN_TYPES,
     apart,
     differentiable_gradients,
@@ -37,8 +38,6 @@ from whvi._kernel.backend import (
 )
 from whvi._kernel.hartley import hartley_levels, hartley_takes
 from whvi.transforms.mixing import Factors, MixingByHand
-
-_HALF_TYPES = (torch.float16, torch.bfloat16)
 
 
 class _Tables(NamedTuple):
@@ -108,7 +107,7 @@ class FourierMixing(MixingByHand):
 
     def mix(self, v: Tensor, g: Tensor, *learned: Tensor) -> Tensor:
         """See :meth:`Mixing.mix`."""
-        if v.dtype in _HALF_TYPES:
+        if v.dtype in HALF_TYPES:
             return self.mix(v.float(), g.float()).to(v.dtype)
         if _is_watched(v, g):
             return self.run(v, g)[0]

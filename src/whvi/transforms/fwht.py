@@ -14,6 +14,7 @@ from torch import Tensor
 
 from whvi._checks import hadamard_factor, is_power_of_two, refused_order
 from whvi._kernel.backend import (
+    HALF_TYPES,
     PLAIN_TYPES,
     gpu_kernels,
     gpu_takes,
@@ -25,7 +26,6 @@ from whvi._kernel.backend import (
 from whvi.errors import ShapeError
 from whvi.transforms.plain import fwht_plain
 
-_HALF_TYPES = (torch.float16, torch.bfloat16)
 _BLOCK = 1 << 16  # entries that are float32 at a time: they stay in the cache
 
 
@@ -78,7 +78,7 @@ def _check(x: Tensor, dim: int) -> None:
 
 def _transform(x: Tensor, normalize: bool) -> Tensor:
     in_blocks = _in_blocks(x)
-    if x.dtype in _HALF_TYPES and not (in_blocks or _on_gpu(x)):
+    if x.dtype in HALF_TYPES and not (in_blocks or _on_gpu(x)):
         return _transform(x.float(), normalize).to(x.dtype)
     if is_tracing():
         compiling = torch.compiler.is_compiling() and not torch.compiler.is_exporting()
@@ -97,7 +97,7 @@ def _transform(x: Tensor, normalize: bool) -> Tensor:
 def _in_blocks(x: Tensor) -> bool:
     """Tell whether the kernel takes ``x`` a block of rows at a time, converted to float32."""
     readable = x.is_cpu and type(x) in PLAIN_TYPES and kernel is not None
-    return readable and x.dtype in _HALF_TYPES and not (is_tracing() or is_transformed())
+    return readable and x.dtype in HALF_TYPES and not (is_tracing() or is_transformed())
 
 
 def _on_gpu(x: Tensor) -> bool:

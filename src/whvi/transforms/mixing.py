@@ -1,6 +1,6 @@
-r"""What stands between the scales of a structured matrix: ``M(g) = T diag(g) Tᵀ``.
+r"""The map between the scales of a structured matrix, ``M(g) = T diag(g) Tᵀ``.
 
-``W = diag(s1) M(g) diag(s2)``. Whatever the orthonormal ``T``, ``M`` is linear in ``g`` and keeps
+``W = diag(s1) M(g) diag(s2)``. For any orthonormal ``T``, ``M`` is linear in ``g`` and preserves
 its norm, ``‖M(g)‖² = ‖g‖²`` (Frobenius), so that entries of ``W`` have the variance
 ``var(g) / D`` on average.
 """
@@ -19,7 +19,7 @@ from whvi.errors import ConfigError
 from whvi.transforms.fwht import fwht
 from whvi.transforms.plain import hadamard_matrix
 
-_TOLERANCE = 1e-4  # of the check of an object of one's own, in float32
+_TOLERANCE = 1e-4  # of the check of a user's object, in float32
 _NUM_CHECKED = 8
 
 Factors = list[tuple[Tensor, Tensor]]
@@ -113,7 +113,7 @@ class Transform(Protocol):
 
 @final
 class Given(nn.Module, Mixing):
-    """``M(g) = T diag(g) Tᵀ`` for an object of one's own.
+    """``M(g) = T diag(g) Tᵀ`` for a user's object.
 
     Its parameters, if it is a module, are trained with the layer and shared by replicas.
 

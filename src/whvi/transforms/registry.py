@@ -1,4 +1,4 @@
-"""Transforms by name, and what else ``transform=`` may be."""
+"""Transforms by name, and the other values of ``transform=``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from whvi.transforms.fourier import Circulant, Dct, Hartley
 from whvi.transforms.mixing import Given, Hadamard, Mixing, Transform
 
 TransformLike = str | Butterfly | Mixing | Transform | Callable[[int], Transform]
-"""A name, a :class:`Butterfly`, an object of one's own, or what makes one for a size."""
+"""A name, a :class:`Butterfly`, your own object, or a function that makes one for a size."""
 
 _FIXED: dict[str, type[Hadamard | Dct | Hartley | Circulant]] = {
     kind.name: kind for kind in (Hadamard, Dct, Hartley, Circulant)
@@ -39,7 +39,7 @@ def make_mixing(
             ``transpose`` (:class:`whvi.transforms.mixing.Transform`), or a function that makes
             such an object for a size.
         size: Entries that have to fit in.
-        batch_shape: Replicas, which learn angles of their own.
+        batch_shape: Replicas, each with its own learned angles.
     """
     given: Any = transform
     if isinstance(given, str):
