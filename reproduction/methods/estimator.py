@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.distributions import StudentT
 
 from reproduction.data import UCIDataset
 from reproduction.methods.evaluation import facts, scores, scores_per_draw
@@ -63,7 +64,10 @@ def evaluate_estimator(unit: Unit, dataset: UCIDataset, *, quick: bool) -> Itera
 
 
 def _near(model: WHVIRegressor, x: np.ndarray) -> Predictive:
-    """Predict by the weight draws alone."""
-    whole = model.predict_dist(x)
-    loc, scale = (part[: model.num_draws] for part in whole.gaussian_components() or ())
-    return Predictive.gaussian(loc, scale)
+    """Predict by the weight draws alone: the first components, with equal weights."""
+    draws = model.predict_dist(x).map(lambda part: part[: model.num_draws])
+    component: Any = draws.as_distribution().component_distribution  # its last axis has the draws
+    if isinstance(component, StudentT):
+        parts = (component.loc, component.scale, component.df)
+        return Predictive.student_t(*(part.movedim(-1, 0) for part in parts))
+    return Predictive.gaussian(*(part.movedim(-1, 0) for part in (component.loc, component.scale)))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Iterator, Sequence
 
@@ -86,15 +85,11 @@ def scores(predictive: Predictive, y: Tensor) -> dict[str, float]:
 
 def scores_per_draw(predictive: Predictive, y: Tensor) -> dict[str, float]:
     """Average over draws what each draw alone would score, as the authors' code did."""
-    components = predictive.gaussian_components()
-    if components is None:
-        raise TypeError("scores of single draws need a Gaussian mixture")
-    loc, scale = components
-    z = (y - loc) / scale
-    per_draw = 0.5 * z.square() + scale.log() + 0.5 * math.log(2 * math.pi)
+    component = predictive.as_distribution().component_distribution
+    errors = predictive.component_means() - y
     return {
-        "rmse_per_draw": float((loc - y).square().mean(-1).sqrt().mean()),
-        "mnll_per_draw": float(per_draw.mean()),
+        "rmse_per_draw": float(errors.square().mean(-1).sqrt().mean()),
+        "mnll_per_draw": -float(component.log_prob(y.unsqueeze(-1)).mean()),
     }
 
 
