@@ -80,6 +80,19 @@ def test_what_is_not_a_chain_takes_transforms():
     assert_close(J, by_differences(model, x, parameter_space(model)), rtol=1e-6, atol=1e-7)
 
 
+def test_token_ids_stay_integers():
+    model = randomized(nn.Sequential(nn.Embedding(7, 4), nn.Flatten(), WHVILinear(12, 2)).double())
+    x = torch.randint(7, (5, 3), generator=torch.Generator().manual_seed(0))
+    expected = by_differences(model, x, parameter_space(model))
+    assert_close(jacobian(model, x).derivatives, expected, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("last", [nn.Flatten(0), nn.Unflatten(-1, (2, 1))])
+def test_other_values_than_one_row_per_row_are_refused(last):
+    with pytest.raises(ShapeError, match=r"the model must return .* it returned \(.*\)$"):
+        jacobian(nn.Sequential(network(out=2), last), rows(3))
+
+
 def test_images_and_replicas_of_them():
     def make(batch_shape):
         conv = WHVIConv2d(1, 3, 2, batch_shape=batch_shape, **DOUBLE)
