@@ -63,7 +63,7 @@ def check_rows(x: Inputs, batch_shape: tuple[int, ...]) -> None:
             f"x must be a torch.Tensor, or a tuple or mapping of tensors, got {type(x).__name__}; "
             "use torch.as_tensor"
         )
-    shapes = [tuple(t.shape) for t in _tensors(x)]
+    shapes = [tuple(t.shape) for t in tensors_in(x)]
     if not shapes or len({shape[:1] for shape in shapes}) > 1 or () in shapes:
         raise ShapeError(f"the tensors of x must all have N rows, got shapes {shapes}")
 
@@ -80,8 +80,19 @@ def row_axis(x: Tensor, batch_shape: tuple[int, ...]) -> int:
 
 def count_rows(x: Inputs, batch_shape: tuple[int, ...]) -> int:
     """Return ``N``."""
-    first = x if isinstance(x, Tensor) else _tensors(x)[0]
+    first = x if isinstance(x, Tensor) else tensors_in(x)[0]
     return first.shape[row_axis(first, batch_shape)]
+
+
+def target_axis(y: Tensor, batch_shape: tuple[int, ...], num_rows: int) -> int:
+    """Return the axis of targets that counts rows; refuse other shapes."""
+    for lead in ((*batch_shape, num_rows), (num_rows,)):
+        if y.shape[: len(lead)] == lead:
+            return len(lead) - 1
+    raise ShapeError(
+        f"y must lead with (N,) or (*batch_shape, N) for N = {num_rows} rows of x and "
+        f"batch_shape {batch_shape}, got shape {tuple(y.shape)}"
+    )
 
 
 def local_function_values(
@@ -128,7 +139,7 @@ def draw_functions(
     """
     check_positive_int("num_draws", num_draws)
     batch_shape = batch_shape_of(model)
-    chunks = _chunks(x, batch_shape, batch_size)
+    chunks = row_chunks(x, batch_shape, batch_size)
     k = len(batch_shape)
     if takes_draws(model, x, batch_shape, num_draws):
         with sampling(WeightDraws(num_draws, generator)):
@@ -151,7 +162,7 @@ def mean_function(model: nn.Module, x: Inputs, *, batch_size: int | None = None)
         predictive distribution unless the model is linear in its weights.
     """
     batch_shape = batch_shape_of(model)
-    chunks = _chunks(x, batch_shape, batch_size)
+    chunks = row_chunks(x, batch_shape, batch_size)
     with sampling(MeanWeights()):
         parts = [call(model, _with_replicas(chunk, batch_shape)) for chunk in chunks]
     return torch.cat(parts, dim=len(batch_shape))
@@ -175,6 +186,11 @@ def call(model: nn.Module, x: Inputs) -> Tensor:
         found = model(x)
     else:
         found = model(**x) if isinstance(x, Mapping) else model(*x)
+    return values_of(found)
+
+
+def values_of(found: Any) -> Tensor:
+    """Return the function values in what a model has returned."""
     if isinstance(found, Tensor):
         return found
     logits = found.get("logits") if isinstance(found, Mapping) else getattr(found, "logits", None)
@@ -245,15 +261,17 @@ def map_tensors(function: Callable[[Tensor], Tensor], x: Any) -> Any:
     return x
 
 
-def _tensors(x: Inputs) -> list[Tensor]:
+def tensors_in(x: Inputs) -> list[Tensor]:
+    """Return the tensors of a tensor, tuple or mapping."""
     if isinstance(x, Mapping):
         x = tuple(x.values())
     if isinstance(x, tuple | list):
-        return [tensor for part in x for tensor in _tensors(part)]
+        return [tensor for part in x for tensor in tensors_in(part)]
     return [x] if isinstance(x, Tensor) else []
 
 
-def _chunks(x: Inputs, batch_shape: tuple[int, ...], batch_size: int | None) -> list[Inputs]:
+def row_chunks(x: Inputs, batch_shape: tuple[int, ...], batch_size: int | None) -> list[Inputs]:
+    """Cut rows into parts of at most ``batch_size``; ``None`` leaves them in one."""
     check_rows(x, batch_shape)
     if batch_size is None:
         return [x]

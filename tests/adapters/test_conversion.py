@@ -13,7 +13,8 @@ from tests.adapters.nets import ImageNet, mlp, rows
 from tests.conformance.layer_suite import normal, seeded
 from whvi import LocalReparameterization, MeanWeights, WeightDraws, WHVILinear, sampling
 from whvi.adapters import Adapted, adapter_names, use_adapter
-from whvi.errors import ConfigError
+from whvi.adapters.adapted import Trained
+from whvi.errors import ConfigError, ShapeError
 from whvi.likelihoods import Categorical
 
 
@@ -312,3 +313,52 @@ def test_a_layer_is_adapted_once_by_a_name_and_adapters_are_not_replaced() -> No
         whvi.convert(model)
     with pytest.raises(ConfigError, match=r"use whvi\.unconvert first"):
         whvi.convert(model, mode="replace")
+
+
+@pytest.mark.parametrize("name", ["keys", "train", "training", 3])
+def test_names_that_a_module_dict_cannot_take_are_refused(name) -> None:
+    with pytest.raises(ConfigError, match=f"name must be a text .* got {name!r}"):
+        whvi.convert(mlp(), name=name)
+
+
+@pytest.mark.parametrize("mode", ["adapt", "replace"])
+def test_a_refused_conversion_in_place_leaves_the_model_as_it_was(mode) -> None:
+    """Twelve inputs can be cut into ten slices, the six of the first layer cannot."""
+    net = nn.Sequential(nn.Linear(12, 6), nn.Linear(6, 3))
+    with pytest.raises(ConfigError, match="num_blocks cuts the input into slices"):
+        whvi.convert(net, mode=mode, num_blocks=10, inplace=True)
+    assert [type(layer) for layer in net] == [nn.Linear, nn.Linear]
+    assert all(p.requires_grad for p in net.parameters())
+
+
+def test_of_a_list_of_modules_each_is_trained() -> None:
+    class Heads(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = nn.Linear(6, 8)
+            self.heads = nn.ModuleList([nn.Linear(8, 2), nn.Linear(8, 3)])
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.cat([head(self.body(x)) for head in self.heads], -1)
+
+    net, (x, _) = Heads(), rows()
+    model = whvi.convert(net, train="heads")
+    assert all(isinstance(head, Trained) for head in model.heads)
+    with sampling(MeanWeights()):
+        assert torch.equal(model(x), net(x))
+
+
+def test_a_trained_module_has_the_attributes_of_the_copy_that_runs() -> None:
+    model = whvi.convert(mlp(), layers="0", train="4")
+    assert model[4].out_features == 3
+    assert model[4].weight is model[4].modules_to_save["default"].weight
+    use_adapter(model, None)
+    assert model[4].weight is model[4].original_module.weight
+    with pytest.raises(AttributeError, match="nothing"):
+        _ = model[4].nothing
+    copy.deepcopy(model)
+
+
+def test_an_adapted_layer_names_what_is_no_tensor() -> None:
+    with pytest.raises(ShapeError, match=r"input must be a torch.Tensor, got list"):
+        whvi.convert(nn.Linear(2, 2))([[1.0, 2.0]])

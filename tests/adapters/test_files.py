@@ -108,3 +108,14 @@ def test_damage_and_other_files_are_refused(tmp_path) -> None:
         load_adapter(net, path)
     with pytest.raises(ConfigError, match="no adapter 'b'"):
         save_adapter(whvi.convert(net), path, name="b")
+
+
+def test_options_that_would_be_ignored_and_wrong_names_are_refused(tmp_path) -> None:
+    save_adapter(whvi.convert(mlp(), num_blocks=2), tmp_path / "a")
+    with pytest.raises(ConfigError, match=r"leave out \['num_blocks'\]"):
+        load_adapter(mlp(), tmp_path / "a", num_blocks=3)
+    with pytest.raises(ConfigError, match=r"name must be a text .* got 'keys'"):
+        load_adapter(mlp(), tmp_path / "a", name="keys")
+    for call in (fingerprint, adapter_names, lambda m: load_adapter(m, tmp_path / "a")):
+        with pytest.raises(ConfigError, match=r"model must be a torch\.nn\.Module, got NoneType"):
+            call(None)

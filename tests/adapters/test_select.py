@@ -35,6 +35,27 @@ def test_a_name_includes_what_is_inside() -> None:
     assert set(find_layers(net, "*.2", None)) == {"encoder.2"}
 
 
+@pytest.mark.parametrize(
+    ("layers", "exclude", "message"),
+    [
+        (["conv1", "cnov2"], None, "no module is selected by layers='cnov2'"),
+        (None, "lin", "no module is selected by exclude='lin'"),
+        (3, None, "layers must be a name or pattern .* got int 3"),
+        (None, ["linear", None], "exclude must be a name or pattern .* got NoneType None"),
+        (nn.Linear(2, 2), None, "layers must be .* got Linear"),
+    ],
+)
+def test_a_rule_that_selects_nothing_or_is_none_is_refused(layers, exclude, message) -> None:
+    with pytest.raises(ConfigError, match=message):
+        find_layers(ImageNet(), layers, exclude)
+
+
+def test_names_inside_a_trained_module_are_known() -> None:
+    net = nn.ModuleDict({"body": nn.Linear(2, 2), "head": nn.Sequential(nn.Linear(2, 2))})
+    model = whvi.convert(net, train="head")
+    assert set(find_layers(model, None, "head.0")) == {"body"}
+
+
 def test_tied_weights_are_refused_with_the_other_name() -> None:
     with pytest.raises(ConfigError, match=r"head \(Linear\).*embedding.weight and head.weight"):
         whvi.convert(Tied())
@@ -51,6 +72,14 @@ def test_a_layer_under_two_names_is_refused() -> None:
         whvi.convert(nn.Sequential(layer, layer))
 
 
+def test_a_weight_that_is_a_view_of_another_is_refused() -> None:
+    """Merging a residual into one would change the other."""
+    net = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    net[1].weight = nn.Parameter(net[0].weight.T)
+    with pytest.raises(ConfigError, match=r"0.weight and 1.weight"):
+        whvi.convert(net, layers="0", inplace=True)
+
+
 class Int8Linear(nn.Linear):
     """How packages for quantisation do it: a linear layer with integers for weights."""
 
@@ -59,9 +88,18 @@ class Int8Linear(nn.Linear):
         self.weight = nn.Parameter(torch.zeros(4, 4, dtype=torch.int8), requires_grad=False)
 
 
+class Doubled(nn.Linear):
+    """Twice a linear layer: a residual merged into its weights would count twice."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return 2 * super().forward(x)
+
+
 @pytest.mark.parametrize(
     ("layer", "reason"),
     [
+        (Doubled(4, 4), "its class has a forward of its own"),
+        (nn.utils.spectral_norm(nn.Linear(4, 4)), "its weight is computed from others"),
         (Int8Linear(), r"quantised or not a plain parameter \(Parameter, torch.int8\)"),
         (parametrizations.weight_norm(nn.Linear(4, 4)), "remove_parametrizations first"),
         (nn.LazyLinear(4), "run the model once first"),

@@ -10,10 +10,22 @@ import torch
 from torch import Tensor, nn
 
 from tests.clients.huggingface import train, transformers
-from whvi import MeanWeights, WeightDraws, convert, draw_functions, elbo, kl, sampling, unconvert
+from whvi import (
+    MeanWeights,
+    WeightDraws,
+    convert,
+    draw_functions,
+    elbo,
+    kl,
+    linearize,
+    mean_function,
+    sampling,
+    unconvert,
+)
 from whvi.adapters import Adapted, load_adapter, save_adapter, use_adapter
 from whvi.errors import ConfigError
 from whvi.likelihoods import Categorical
+from whvi.linearized import jacobian
 
 pytest.importorskip("accelerate", reason="accelerate is not installed: make clients")
 pytestmark = pytest.mark.filterwarnings("ignore")  # of transformers and what it imports
@@ -134,6 +146,31 @@ def test_a_file_of_kilobytes_and_a_batch_of_a_tokenizer(tmp_path: Path) -> None:
     ]
     assert draws[0].shape == (3, NUM_ROWS, 2)
     assert torch.equal(*draws)
+
+
+@pytest.mark.parametrize("make", [bert, gpt2])
+def test_a_linearised_posterior_of_a_batch_of_a_tokenizer(make: Any) -> None:
+    """Sentences of two lengths; Jacobians are slopes of the mean function."""
+    names = {"layers": "*.query", "train": "classifier"} if make is bert else {"layers": "*.c_attn"}
+    net = convert(make().double(), **names)
+    columns = {name: column[:8].clone() for name, column in sentences().items()}
+    labels = columns.pop("labels")
+    columns["input_ids"][:4, 4:] = columns["attention_mask"][:4, 4:] = 0
+    batch = transformers.BatchEncoding(columns)
+    posterior = linearize(net, Categorical(2), (batch, labels), prior_precision=1.0)
+    J, step = jacobian(net, batch).derivatives, 1e-5
+    for name, place in posterior.space.slices.items():
+        entry = net.get_parameter(name).data.view(-1)[:1]
+        entry += step
+        above = mean_function(net, batch)
+        entry -= 2 * step
+        slope = (above - mean_function(net, batch)) / (2 * step)
+        entry += step
+        torch.testing.assert_close(J[..., place.start], slope, rtol=1e-5, atol=1e-8)
+    streamed = [({k: v[i : i + 3] for k, v in batch.items()}, labels[i : i + 3]) for i in (0, 3, 6)]
+    again = linearize(net, Categorical(2), streamed, prior_precision=1.0)
+    torch.testing.assert_close(again.log_evidence, posterior.log_evidence)
+    assert posterior.predictive(batch).probs.shape == (8, 2)
 
 
 def test_lora_beside_it() -> None:

@@ -168,6 +168,8 @@ def test_a_float32_model_has_a_float32_root():
         ({"num_rows": 0}, "num_rows must be"),
         ({"block_rows": 0}, "block_rows must be"),
         ({"prior_precision": 0.0}, "prior_precision must be finite and above 0"),
+        ({"prior_precision": "auto"}, "prior_precision of 0.bias must be a number, .* got 'auto'"),
+        ({"prior_precision": torch.ones(3)}, r"prior_precision of 0.bias .* of shape \(\)"),
         ({"prior_precision": {"a": 1.0}}, "prior_precision needs one value for each of 0.bias"),
     ],
 )
@@ -186,6 +188,13 @@ def test_what_is_no_data_is_named(data, kinds):
         linearize(model, likelihood, data)
     with pytest.raises(ConfigError, match=r"model must be a torch\.nn\.Module, got str"):
         linearize("model", likelihood, [])
+
+
+@pytest.mark.parametrize(("given", "name"), [(None, "NoneType"), (Gaussian, "the class Gaussian")])
+def test_what_is_no_likelihood_is_named(given, name):
+    model, _, data = problem()
+    with pytest.raises(ConfigError, match=rf"likelihood must be one of .* got {name}$"):
+        linearize(model, given, data)
 
 
 def test_bad_rows_are_named():

@@ -14,10 +14,12 @@ from tests.linearized.problems import (
     sine_network,
 )
 from whvi import MCDropout, MeanFieldLinear, WHVIConv2d, WHVILinear
+from whvi.errors import ShapeError
 from whvi.functions import mean_function
 from whvi.linearized.chain import chain_of
 from whvi.linearized.jacobians import jacobian, jacobian_by_transforms
 from whvi.linearized.parameters import parameter_space
+from whvi.priors import LearnedPrior
 
 EPS = torch.finfo(torch.float64).eps
 
@@ -78,6 +80,19 @@ def test_what_is_not_a_chain_takes_transforms():
     assert_close(J, by_differences(model, x, parameter_space(model)), rtol=1e-6, atol=1e-7)
 
 
+def test_token_ids_stay_integers():
+    model = randomized(nn.Sequential(nn.Embedding(7, 4), nn.Flatten(), WHVILinear(12, 2)).double())
+    x = torch.randint(7, (5, 3), generator=torch.Generator().manual_seed(0))
+    expected = by_differences(model, x, parameter_space(model))
+    assert_close(jacobian(model, x).derivatives, expected, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("last", [nn.Flatten(0), nn.Unflatten(-1, (2, 1))])
+def test_other_values_than_one_row_per_row_are_refused(last):
+    with pytest.raises(ShapeError, match=r"the model must return .* it returned \(.*\)$"):
+        jacobian(nn.Sequential(network(out=2), last), rows(3))
+
+
 def test_images_and_replicas_of_them():
     def make(batch_shape):
         conv = WHVIConv2d(1, 3, 2, batch_shape=batch_shape, **DOUBLE)
@@ -105,6 +120,31 @@ def test_what_the_chain_does_not_know_is_refused(change):
     model = network()
     change(model)
     assert chain_of(model) is None
+
+
+def test_a_weight_of_two_layers_has_the_sum_of_both_jacobians():
+    model = nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 3), WHVILinear(3, 2)).double()
+    model[2].weight = model[0].weight
+    randomized(model)
+    x, space = rows(4), parameter_space(model)
+    assert [name for name in space.names if "weight" in name] == ["0.weight"]
+    assert_close(
+        jacobian(model, x).derivatives, by_differences(model, x, space), rtol=1e-6, atol=1e-7
+    )
+
+
+def test_layers_that_share_a_prior_are_a_chain():
+    prior = LearnedPrior()
+    model = nn.Sequential(WHVILinear(3, 4, prior=prior), nn.Tanh(), WHVILinear(4, 2, prior=prior))
+    assert model[0].matrix.prior is model[2].matrix.prior
+    assert chain_of(model) is not None
+
+
+@pytest.mark.parametrize(("make", "given"), [(network, 4), (network, 2), (column_network, 2)])
+def test_rows_with_too_many_or_too_few_features_are_refused(make, given):
+    features = 1 if make is column_network else 3
+    with pytest.raises(ShapeError, match=rf"shape \(\.\.\., {features}\), got \(5, {given}\)"):
+        jacobian(make(), rows(5, given))
 
 
 def test_frozen_tensors_are_left_out_of_the_chain():

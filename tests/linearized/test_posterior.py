@@ -13,7 +13,7 @@ from tests.linearized.problems import (
     rows,
     targets,
 )
-from whvi.errors import ConfigError
+from whvi.errors import ConfigError, DataError
 from whvi.likelihoods import Gaussian
 from whvi.linearized import LinearizedPosterior, jacobian, linearize
 from whvi.linearized.posterior import _BLOCK_BYTES
@@ -234,6 +234,32 @@ def test_the_state_of_another_model_is_refused():
     state["root"] = state["root"][:-1]
     with pytest.raises(ConfigError, match="numbers, got"):
         LinearizedPosterior.from_state(network(out=2), likelihoods()["Gaussian"], state)
+
+
+def test_a_state_with_other_replicas_or_without_a_tensor_is_refused():
+    state = posterior(batch_shape=(3,)).state_dict()
+    with pytest.raises(ConfigError, match=r"with batch_shape \(3,\), but .* batch_shape \(\)$"):
+        LinearizedPosterior.from_state(network(out=2), likelihoods()["Gaussian"], state)
+    del state["shift"]
+    with pytest.raises(ConfigError, match="has no shift"):
+        LinearizedPosterior.from_state(network((3,)), likelihoods((3,))["Gaussian"], state)
+
+
+def test_further_rows_that_are_not_finite_are_refused():
+    q = posterior()
+    x, y = rows(4), targets(q.likelihood, 4)
+    for name, pair in (("x", (x / 0, y)), ("targets", (x, y / 0))):
+        with pytest.raises(DataError, match=f"{name} holds .* that are not finite"):
+            q.update(*pair)
+
+
+def test_no_rows_have_no_predictions():
+    q, x = posterior(), rows(0)
+    assert q.function_moments(x).covariance.shape == (0, 2, 2)
+    assert q.draw_functions(5)(x).shape == (5, 0, 2)
+    assert q.leverage(x).shape == q.predictive(x).mean.shape[:1] == (0,)
+    with pytest.raises(ConfigError, match="num_draws must be an integer of at least 1, got 0"):
+        q.predictive(rows(2), num_draws=0)
 
 
 def test_the_public_name():

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.fx import Proxy
 
+from whvi._checks import check_module, check_tensor
 from whvi.adapters.kinds import is_transposed, num_axes, plain_weight, twin_of
 from whvi.adapters.start import start_at_zero
 from whvi.errors import ConfigError
@@ -46,10 +47,8 @@ class Adapted(BayesianLayer):
         self.active = None
         self.training = base.training
 
-    def add(self, name: str, *, relative_scale: float = 0.1, **options: Any) -> None:
-        """Add a residual that starts at zero; options are those of :class:`whvi.WHVILinear`."""
-        residual = twin_of(self.base, bias=False, **options)
-        start_at_zero(residual, plain_weight(self.base), relative_scale)
+    def add(self, name: str, residual: RandomAffine, options: dict[str, Any]) -> None:
+        """Add a residual, and remember with which options of :func:`residual_of` it was made."""
         self.adapters[name] = residual.train(self.training)
         self.options[name] = options
 
@@ -62,6 +61,7 @@ class Adapted(BayesianLayer):
         """Return ``base(x) + residual(x)`` with weights as the sampler in force says."""
         if isinstance(x, Proxy):
             return cast(Tensor, as_fx_leaf(self, x))
+        check_tensor("input", x)
         y, residual = self._base(x), self.residual
         if residual is None:
             return y
@@ -118,10 +118,18 @@ class Adapted(BayesianLayer):
             return getattr(base, name)
 
 
+def residual_of(base: nn.Module, *, relative_scale: float = 0.1, **options: Any) -> RandomAffine:
+    """Make a residual of a plain layer that starts at zero; see :class:`whvi.WHVILinear`."""
+    residual = twin_of(base, bias=False, **options)
+    start_at_zero(residual, plain_weight(base), relative_scale)
+    return residual
+
+
 @final
 class Trained(nn.Module):
     """A module of which every adapter trains a copy: a head, a norm.
 
+    What is not defined here (``weight``, ``out_features``, …) is that of the copy that runs.
     Attributes have the names of peft's wrapper for the same purpose, by which the KL of copies
     that do not run is left out.
     """
@@ -158,6 +166,14 @@ class Trained(nn.Module):
         """Run the chosen module."""
         return self.chosen(*args, **options)
 
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            if "original_module" not in self.__dict__.get("_modules", {}):
+                raise
+            return getattr(self.chosen, name)
+
 
 def parts_of(wrapper: Adapted | Trained) -> nn.ModuleDict:
     """Return what a wrapper has for each adapter."""
@@ -166,7 +182,17 @@ def parts_of(wrapper: Adapted | Trained) -> nn.ModuleDict:
 
 def wrappers(model: nn.Module) -> dict[str, Adapted | Trained]:
     """Return the wrappers of ``model`` by the names that the plain modules had."""
+    check_module("model", model)
     return {n: m for n, m in model.named_modules() if isinstance(m, Adapted | Trained)}
+
+
+def check_name(name: object) -> None:
+    """Refuse what cannot be the name of an adapter: it is a key of :class:`torch.nn.ModuleDict`."""
+    if not isinstance(name, str) or not name or "." in name or hasattr(nn.ModuleDict(), name):
+        raise ConfigError(
+            "name must be a text that is no attribute of torch.nn.ModuleDict ('train', 'keys', …) "
+            f"and without '.', got {name!r}"
+        )
 
 
 def adapter_names(model: nn.Module) -> list[str]:

@@ -9,9 +9,16 @@ from typing import Any
 from torch import nn
 
 from whvi._checks import check_module
-from whvi.adapters.adapted import Adapted, Trained, parts_of, use_adapter
+from whvi.adapters.adapted import (
+    Adapted,
+    Trained,
+    check_name,
+    parts_of,
+    residual_of,
+    use_adapter,
+)
 from whvi.adapters.kinds import plain_of, plain_weight, twin_of
-from whvi.adapters.select import Selection, find_layers, meets, walk
+from whvi.adapters.select import Selection, check_names, find_layers, meets, rules_of, walk
 from whvi.adapters.start import start_at
 from whvi.errors import ConfigError
 from whvi.layers import BayesianLayer
@@ -62,11 +69,10 @@ def convert(
         raise ConfigError(f"mode must be 'adapt' or 'replace', got {mode!r}")
     if mode == "replace" and (train is not None or name != "default"):
         raise ConfigError("train and name are for mode='adapt'; 'replace' freezes nothing")
-    unknown = [*options.keys() - _OPTIONS - ({"relative_scale"} if mode == "adapt" else set())]
-    if unknown:
-        raise ConfigError(f"mode={mode!r} has no options {unknown}; there are {sorted(_OPTIONS)}")
-    if not name or "." in name:
-        raise ConfigError(f"name must be a text without '.', got {name!r}")
+    known = _OPTIONS | ({"relative_scale"} if mode == "adapt" else set())
+    if unknown := [*options.keys() - known]:
+        raise ConfigError(f"mode={mode!r} has no options {unknown}; there are {sorted(known)}")
+    check_name(name)
     model = model if inplace else copy.deepcopy(model)
     if mode == "adapt":
         return _adapt(model, layers, exclude, train, name, options)
@@ -78,7 +84,7 @@ def _adapt(
     options: dict[str, Any],
 ) -> nn.Module:  # fmt: skip
     trained = _trained_names(model, train)
-    found = find_layers(model, layers, [*_rules(exclude), *trained])
+    found = find_layers(model, layers, [*rules_of("exclude", exclude), *trained])
     twice = [each for each, module in found.items() if _has(module, name)]
     if twice:
         raise ConfigError(
@@ -92,24 +98,18 @@ def _has(module: nn.Module, name: str) -> bool:
     return isinstance(module, Adapted | Trained) and name in parts_of(module)
 
 
-def _rules(selection: Selection) -> list[Any]:
-    if selection is None:
-        return []
-    if isinstance(selection, Iterable) and not isinstance(selection, str | type):
-        return [*selection]
-    return [selection]
-
-
 def _trained_names(model: nn.Module, train: Selection) -> list[str]:
-    """Return the outermost modules that are trained as a whole."""
-    found: list[str] = []
+    """Return the outermost modules that are trained as a whole; of a list, what it holds."""
+    rules, found = rules_of("train", train), list[str]()
+    check_names("train", rules, model)
     for name, module in walk(model):
         if any(name.startswith(f"{outer}.") for outer in found):
             continue
-        chosen = meets(train, name, module) or isinstance(module, BayesianLayer | Trained)
-        if chosen and not isinstance(module, Adapted) and any(True for _ in module.parameters()):
+        chosen = meets(rules, name, module) or isinstance(module, BayesianLayer | Trained)
+        holder = isinstance(module, Adapted | nn.ModuleList | nn.ModuleDict)
+        if chosen and not holder and any(True for _ in module.parameters()):
             found.append(name)
-    if train is not None and not any(meets(train, *pair) for pair in walk(model)):
+    if train is not None and not any(meets(rules, *pair) for pair in walk(model)):
         raise ConfigError(f"no module is selected by train={train!r}")
     return found
 
@@ -118,10 +118,13 @@ def attach(
     model: nn.Module, adapted: dict[str, dict[str, Any]], trained: Iterable[str], name: str
 ) -> nn.Module:
     """Add the adapter ``name`` to the given layers and modules, freeze the rest, and use it."""
-    model.requires_grad_(False)
+    trained = [*trained]
     for each in trained:
         if any(isinstance(m, Adapted) for m in model.get_submodule(each).modules()):
             raise ConfigError(f"{each} has layers with adapters and cannot be trained as a whole")
+    residuals = {each: _residual(model.get_submodule(each), o) for each, o in adapted.items()}
+    model.requires_grad_(False)  # what can be refused has been
+    for each in trained:
         model = _exchange(model, each, lambda m: m if isinstance(m, Trained) else Trained(m))
         whole = model.get_submodule(each)
         assert isinstance(whole, Trained)  # as the line before made it
@@ -131,9 +134,13 @@ def attach(
         model = _exchange(model, each, lambda m: m if isinstance(m, Adapted) else Adapted(m))
         layer = model.get_submodule(each)
         assert isinstance(layer, Adapted)  # as the line before made it
-        layer.add(name, **options)
+        layer.add(name, residuals[each], {k: v for k, v in options.items() if k in _OPTIONS})
     use_adapter(model, name)
     return model
+
+
+def _residual(layer: nn.Module, options: dict[str, Any]) -> RandomAffine:
+    return residual_of(layer.base if isinstance(layer, Adapted) else layer, **options)
 
 
 def _replace(model: nn.Module, found: dict[str, nn.Module], options: dict[str, Any]) -> nn.Module:
@@ -146,8 +153,9 @@ def _replace(model: nn.Module, found: dict[str, nn.Module], options: dict[str, A
         start_at(layer, plain_weight(plain).detach(), plain.bias)
         return layer.train(plain.training)
 
-    for name in found:
-        model = _exchange(model, name, twin)
+    twins = {name: twin(module) for name, module in found.items()}
+    for name, layer in twins.items():
+        model = _exchange(model, name, lambda _: layer)  # noqa: B023 - used at once
     return model
 
 

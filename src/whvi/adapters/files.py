@@ -18,8 +18,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from whvi._checks import check_module
 from whvi._files import atomic_write, seal, unseal
-from whvi.adapters.adapted import Adapted, Trained, adapter_names, parts_of, use_adapter, wrappers
+from whvi.adapters.adapted import (
+    Adapted,
+    Trained,
+    adapter_names,
+    check_name,
+    parts_of,
+    use_adapter,
+    wrappers,
+)
 from whvi.adapters.conversion import attach
 from whvi.adapters.select import find_layers, walk
 from whvi.errors import ConfigError, ModelFileError
@@ -72,6 +81,7 @@ def load_adapter(
     Raises:
         ModelFileError: The file is damaged, or belongs to another base.
     """
+    check_module("model", model)
     tensors, document = unseal(Path(path).read_bytes())
     try:
         adapted, trained, found = _read(document)
@@ -79,6 +89,8 @@ def load_adapter(
         raise ModelFileError(f"{path}: not an adapter of whvi: {error!r}") from error
     _check_base(fingerprint(model, without=trained), found, path)
     name = document["name"] if name is None else name
+    check_name(name)
+    _check_wanted(adapted, options, path)
     if name in adapter_names(model):
         raise ConfigError(f"the model has an adapter {name!r} already; give another name")
     model = model if inplace else copy.deepcopy(model)
@@ -112,6 +124,7 @@ def fingerprint(model: nn.Module, *, without: Collection[str] = ()) -> dict[str,
     Returns:
         ``"structure"`` (names, shapes, data types) and ``"values"``, SHA-256 in hexadecimal.
     """
+    check_module("model", model)
     structure, values = hashlib.sha256(), hashlib.sha256()
     for name, tensor in sorted(_base_tensors(model, without), key=lambda pair: pair[0]):
         structure.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}\n".encode())
@@ -155,6 +168,13 @@ def _read(document: dict[str, Any]) -> tuple[dict[str, dict[str, Any]], list[str
 def _plain(options: dict[str, Any]) -> dict[str, Any]:
     """Return options with plain values; others are marked as to be given again."""
     return {k: v if isinstance(v, str | int) else _GIVEN_AGAIN for k, v in options.items()}
+
+
+def _check_wanted(adapted: dict[str, dict[str, Any]], given: dict[str, Any], path: Path_) -> None:
+    """Refuse options that would be ignored."""
+    wanted = {k for own in adapted.values() for k, v in own.items() if v == _GIVEN_AGAIN}
+    if unwanted := sorted(given.keys() - wanted):
+        raise ConfigError(f"{path} holds all options but {sorted(wanted)}; leave out {unwanted}")
 
 
 def _complete(options: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:

@@ -31,6 +31,17 @@ def is_plain(module: nn.Module) -> bool:
     return isinstance(module, (nn.Linear, *_PLAIN_CONVOLUTIONS)) or is_transposed(module)
 
 
+def has_plain_forward(module: nn.Module) -> bool:
+    """Tell whether a layer of :func:`is_plain` computes what its kind does: a subclass may not."""
+    kind = next(
+        (k for k in (nn.Linear, *_PLAIN_CONVOLUTIONS) if isinstance(module, k)), type(module)
+    )
+    return all(
+        getattr(type(module), each, None) is getattr(kind, each, None)
+        for each in ("forward", "_conv_forward")
+    )
+
+
 def is_transposed(module: nn.Module) -> bool:
     """Tell whether ``module`` is a ``Conv1D`` of transformers: ``y = x W + b``."""
     kind = type(module)

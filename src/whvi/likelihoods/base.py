@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from whvi._checks import check_finite, check_float_dtype, check_positive_int
-from whvi.errors import DataError, ShapeError
+from whvi.errors import ConfigError, DataError, ShapeError
 from whvi.predictive import Predictive, align_targets
 
 Gradient = Tensor | None
@@ -183,6 +183,16 @@ class RealLikelihood(Likelihood):
         target_scale = self._per_row(self.target_scale.double())
         mean = f[..., : self.num_outputs].double()
         return mean * target_scale + self._per_row(self.target_mean.double()), target_scale
+
+
+def check_likelihood(likelihood: object) -> None:
+    """Refuse anything but a likelihood."""
+    if not isinstance(likelihood, Likelihood):
+        given = f"the class {likelihood.__name__}" if isinstance(likelihood, type) else None
+        raise ConfigError(
+            "likelihood must be one of whvi.likelihoods, such as Gaussian(), got "
+            f"{given or type(likelihood).__name__}"
+        )
 
 
 def target_rows(likelihood: Likelihood, y: Tensor) -> Tensor:

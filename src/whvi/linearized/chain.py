@@ -12,7 +12,7 @@ Nothing is summed over rows, so that these products are the Jacobian of every ro
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any, final
 
@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.func import jacrev, vmap
 from torch.nn import functional
 
+from whvi._checks import check_last_dim
 from whvi._kernel.jacobian import row_gradients
 from whvi._kernel.product import block_linear
 from whvi.functional import dense_matrix
@@ -28,6 +29,7 @@ from whvi.layers import MCDropout, MeanFieldLinear, WHVILinear
 from whvi.layers.grid import GridMatrix
 from whvi.layers.sines import Sine, Tile
 from whvi.posteriors import PlanarFlow, Posterior
+from whvi.priors import Prior
 from whvi.sampling import MeanWeights, sampling
 from whvi.transforms import Hadamard
 
@@ -90,6 +92,7 @@ class Blocks(Link):
         self.vectors = (s1, g, s2)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Any]:
+        check_last_dim("input", x, self.layer.in_features)
         bias = _bias(self.layer)
         return block_linear(x, *self.vectors, None if bias is None else bias.detach(), self.plan), x
 
@@ -112,6 +115,7 @@ class Dense(Link):
         self.weight = weight.detach().reshape(*leading, *shape)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Any]:
+        check_last_dim("input", x, self.layer.in_features)
         return _plus_bias(x @ self.weight.mT, self.layer), x
 
     def backward(self, kept: Any, grad: Tensor, write: Write) -> Tensor:
@@ -143,6 +147,7 @@ class Column(Link):
         self.derivatives = each(*vectors)  # of vec(W), (*batch_shape, n, D) each
 
     def forward(self, x: Tensor) -> tuple[Tensor, Any]:
+        check_last_dim("input", x, self.layer.in_features)
         return _plus_bias(x @ self.weight.mT, self.layer), x
 
     def backward(self, kept: Any, grad: Tensor, write: Write) -> Tensor:
@@ -169,13 +174,25 @@ def _copy_product(a: Tensor, b: Tensor, out: Tensor) -> None:
 def chain_of(model: nn.Module) -> list[Link] | None:
     """Return the links of a plain ``nn.Sequential``, or ``None`` for anything they cannot follow.
 
-    A module used twice would need the sum of two Jacobians; hooks could do anything.
+    A module or parameter used twice would need the sum of two Jacobians; hooks could do anything.
     """
     modules = _flat(model)
-    if modules is None or len({id(m) for m in modules}) < len(modules):
+    if modules is None or _has_twice(modules) or _has_twice(p for m in modules for p in _own(m)):
         return None
     links = [_link_of(module) for module in modules]
     return None if any(link is None for link in links) else [link for link in links if link]
+
+
+def _own(module: nn.Module) -> Iterator[nn.Parameter]:
+    """Yield the parameters of a module; several layers may share a prior."""
+    for part in module.modules():
+        if not isinstance(part, Prior):
+            yield from (p for p in part._parameters.values() if p is not None)
+
+
+def _has_twice(things: Iterable[object]) -> bool:
+    ids = [id(thing) for thing in things]
+    return len({*ids}) < len(ids)
 
 
 def _flat(model: nn.Module) -> list[nn.Module] | None:

@@ -4,27 +4,28 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
 
-from whvi._checks import check_finite, check_positive_int
-from whvi.errors import ConfigError, DataError
-from whvi.functions import batch_shape_of, check_rows, row_axis
+from whvi._checks import check_positive_int
+from whvi.errors import ConfigError
+from whvi.functions import batch_shape_of
 from whvi.likelihoods import Gaussian, Likelihood
+from whvi.likelihoods.base import check_likelihood
 from whvi.linearized.covariance import RootCovariance, RowCovariance
 from whvi.linearized.evidence import Evidence, Hyperparameters, maximise, precision_matrix
 from whvi.linearized.parameters import ParameterSpace, parameter_space
 from whvi.linearized.plan import Plan, Sizes, make_plan
 from whvi.linearized.posterior import LinearizedPosterior, rows_per_block
-from whvi.linearized.statistics import Rows, Statistics, stream, stream_low_rank, target_axis
+from whvi.linearized.rows import Data, checked, chosen, count_all, pairs_of
+from whvi.linearized.statistics import Statistics, stream, stream_low_rank
 from whvi.linearized.triangular import cholesky, inverse_of_triangle
 
 MAX_BYTES = 100_000_000
 """Memory that the automatic choice of the form allows for the covariance, all replicas together."""
 
-Data = Rows | Iterable[Rows]
 Precision = float | Mapping[str, float | Tensor]
 
 
@@ -52,7 +53,8 @@ def linearize(
         model: Any module; its random layers take part by the means of their posteriors.
         likelihood: Of the model's outputs.
         data: ``(x, y)``, or an iterable of such pairs that is read once. Rows are shared by the
-            replicas, ``(N, ...)``, or each has its own, ``(*batch_shape, N, ...)``.
+            replicas, ``(N, ...)``, or each has its own, ``(*batch_shape, N, ...)``; a tuple or
+            mapping of tensors is passed on as ``model(*x)`` or ``model(**x)``.
         prior_precision: ``λ``: a number, or one for every tensor by name; ``None``: by evidence.
         noise: ``"evidence"``: constant Gaussian noise is found together with ``λ``; ``"keep"``:
             that of the likelihood. Other likelihoods keep theirs.
@@ -70,19 +72,19 @@ def linearize(
     _check_choice("mean", mean, ("mode", "step", "linear"))
     if block_rows is not None:
         check_positive_int("block_rows", block_rows)
-    pairs, weight = _pairs(data), 1.0
+    batch_shape, pairs, weight = batch_shape_of(model), pairs_of(data), 1.0
     if num_rows is not None:
-        pairs, weight = _chosen(pairs, batch_shape_of(model), num_rows, generator)
-    num_data = _num_data(pairs, model)
+        pairs, weight = chosen(pairs, batch_shape, num_rows, generator)
+    num_data = count_all(pairs, batch_shape)
     plan = plan_of(model, likelihood, num_data=num_data, form=form, max_bytes=max_bytes)
     space = parameter_space(model, last_layer=plan.form == "last_layer")
     block_rows = block_rows or rows_per_block(space, likelihood.num_features, plan.rank or 1)
-    checked = _checked(pairs, likelihood, space.batch_shape)
+    rows = checked(pairs, likelihood, batch_shape)
     if plan.rank is None:
-        statistics = stream(model, likelihood, space, checked, block_rows=block_rows)
+        statistics = stream(model, likelihood, space, rows, block_rows=block_rows)
     else:
         statistics = stream_low_rank(
-            model, likelihood, space, checked, block_rows=block_rows, rank=plan.rank
+            model, likelihood, space, rows, block_rows=block_rows, rank=plan.rank
         )
     statistics.scale(weight)
     found = _search(
@@ -109,6 +111,7 @@ def plan_of(
 ) -> Plan:
     """Say which form :func:`linearize` would take for ``num_data`` rows, and what it costs."""
     check_positive_int("max_bytes", max_bytes)
+    check_likelihood(likelihood)
     space = parameter_space(model)
     sizes = Sizes(
         num_parameters=space.num_parameters,
@@ -187,36 +190,6 @@ def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
         raise ConfigError(f"{name} must be {' or '.join(map(repr, choices))}, got {value!r}")
 
 
-def _pairs(data: Data) -> Iterable[Rows]:
-    """Return pairs; refuse what is none, as far as it is all there."""
-    if isinstance(data, tuple | list) and len(data) == 2 and isinstance(data[0], Tensor):
-        return [(data[0], data[1])]
-    pairs = data if isinstance(data, tuple | list) else ()
-    iterable = isinstance(data, Iterable) and not isinstance(data, Tensor)
-    if iterable and all(isinstance(pair, tuple | list) and len(pair) == 2 for pair in pairs):
-        return data
-    kinds = ", ".join(type(part).__name__ for part in pairs or (data,))
-    raise DataError(f"data must be tensors (x, y), or an iterable of such pairs; got {kinds}")
-
-
-def _num_data(pairs: Iterable[Rows], model: nn.Module) -> int | None:
-    """Count the rows if they are all there."""
-    if not isinstance(pairs, list):
-        return None
-    batch_shape = batch_shape_of(model)
-    return sum(int(x.shape[row_axis(x, batch_shape)]) for x, _ in pairs)
-
-
-def _checked(
-    pairs: Iterable[Rows], likelihood: Likelihood, batch_shape: tuple[int, ...]
-) -> Iterator[Rows]:
-    for x, y in pairs:
-        check_rows(x, batch_shape)
-        check_finite("x", x)
-        likelihood.check_targets(y)
-        yield x, y
-
-
 def _given(precision: Precision | None, space: ParameterSpace) -> Tensor | None:
     """Spread a given ``λ`` over replicas and tensors: ``(*batch_shape, K)``."""
     if precision is None:
@@ -228,35 +201,19 @@ def _given(precision: Precision | None, space: ParameterSpace) -> Tensor | None:
             f"prior_precision needs one value for each of {', '.join(space.names)}; "
             f"got {', '.join(precision)}"
         )
-    columns = [torch.as_tensor(precision[name], dtype=torch.float64) for name in space.names]
-    given = torch.stack([column.expand(space.batch_shape) for column in columns], -1)
+    columns = [_column(name, precision[name], space.batch_shape) for name in space.names]
+    given = torch.stack(columns, -1)
     if not bool(((given > 0) & given.isfinite()).all()):
         raise ConfigError(f"prior_precision must be finite and above 0, got {precision!r}")
     return given
 
 
-def _chosen(
-    pairs: Iterable[Rows],
-    batch_shape: tuple[int, ...],
-    num_rows: int,
-    generator: torch.Generator | None,
-) -> tuple[list[Rows], float]:
-    """Draw ``num_rows`` rows in one pass, those with the smallest of random keys; and ``N / n``."""
-    check_positive_int("num_rows", num_rows)
-    kept: tuple[Tensor, Tensor, Tensor] | None = None
-    num_data = 0
-    for x, y in pairs:
-        check_rows(x, batch_shape)
-        axis, y_axis = row_axis(x, batch_shape), target_axis(x, y, batch_shape)
-        keys = torch.rand(x.shape[axis], dtype=torch.float64, generator=generator)
-        num_data += len(keys)
-        if kept is not None:
-            old_keys, old_x, old_y = kept
-            keys, x = torch.cat([old_keys, keys]), torch.cat([old_x, x], axis)
-            y = torch.cat([old_y, y], y_axis)
-        index = keys.argsort()[:num_rows].sort().values
-        kept = keys[index], x.index_select(axis, index), y.index_select(y_axis, index)
-    if kept is None:
-        raise DataError("there are no rows to linearise at; give at least one")
-    keys, x, y = kept
-    return [(x, y)], num_data / len(keys)
+def _column(name: str, precision: float | Tensor, batch_shape: tuple[int, ...]) -> Tensor:
+    """Return the precision of one tensor in every replica."""
+    try:
+        return torch.as_tensor(precision, dtype=torch.float64).expand(batch_shape)
+    except (RuntimeError, TypeError, ValueError) as error:
+        raise ConfigError(
+            f"prior_precision of {name} must be a number, or a tensor of shape {batch_shape} with "
+            f"one for every replica, got {precision!r}; a mapping by name gives each tensor its own"
+        ) from error

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from whvi._checks import check_positive_int
 from whvi.errors import ConfigError
+from whvi.functions import Inputs, row_chunks
 from whvi.likelihoods import Gaussian, HeteroscedasticGaussian, Likelihood
 from whvi.likelihoods.gaussian import MIN_NOISE_VARIANCE
 from whvi.linearized.covariance import Covariance, RootCovariance, RowCovariance
@@ -23,9 +24,11 @@ from whvi.linearized.curvature import curvature_root
 from whvi.linearized.jacobians import jacobian
 from whvi.linearized.parameters import ParameterSpace, parameter_space
 from whvi.linearized.plan import FORMS, Plan
-from whvi.linearized.statistics import blocks, stream
+from whvi.linearized.rows import checked, pairs_of
+from whvi.linearized.statistics import stream
 from whvi.predictive import Predictive
 
+_KEPT = ("precision", "noise", "shift", "log_evidence")  # tensors of a state in every form
 _BLOCK_BYTES = 1 << 25  # of Jacobians that are held at a time
 
 
@@ -102,7 +105,7 @@ class LinearizedPosterior:
 
     # Functions -----------------------------------------------------------------------------
 
-    def function_moments(self, x: Tensor) -> FunctionMoments:
+    def function_moments(self, x: Inputs) -> FunctionMoments:
         """Return mean and covariance of ``f(x)``, exact for the linearised model, in float64.
 
         Args:
@@ -112,17 +115,17 @@ class LinearizedPosterior:
         axis = len(self.space.batch_shape)
         return FunctionMoments(*(torch.cat(column, axis) for column in zip(*parts, strict=True)))
 
-    def _moments(self, x: Tensor) -> FunctionMoments:
+    def _moments(self, x: Inputs) -> FunctionMoments:
         f, J = jacobian(self.model, x, self.space)
         mean = f.double() + (J.double() @ self.shift[..., None, :, None]).squeeze(-1)
         return FunctionMoments(mean, self.covariance.of_outputs(J))
 
-    def _blocks(self, x: Tensor) -> list[Tensor]:
+    def _blocks(self, x: Inputs) -> list[Inputs]:
         """Cut rows into blocks whose Jacobians take some tens of megabytes."""
         size = rows_per_block(self.space, self.likelihood.num_features)
-        return [block for block, _ in blocks([(x, x)], self.space.batch_shape, size)]
+        return row_chunks(x, self.space.batch_shape, size) or [x]
 
-    def leverage(self, x: Tensor) -> Tensor:
+    def leverage(self, x: Inputs) -> Tensor:
         """Return ``tr(J Σ Jᵀ R) / τ``, ``(*batch_shape, N)``: how far a row is from the others.
 
         It is the variance of ``f`` over that of the noise. Over the rows of the fit it adds up to
@@ -150,7 +153,7 @@ class LinearizedPosterior:
 
     def predictive(
         self,
-        x: Tensor,
+        x: Inputs,
         *,
         num_draws: int | None = None,
         generator: torch.Generator | None = None,
@@ -163,10 +166,10 @@ class LinearizedPosterior:
         """
         if num_draws is None and isinstance(self.likelihood, Gaussian | HeteroscedasticGaussian):
             return self._gaussian(x)
-        f = self.draw_functions(num_draws or 64, generator=generator)(x)
+        f = self.draw_functions(64 if num_draws is None else num_draws, generator=generator)(x)
         return self.fitted_likelihood.predictive(f)
 
-    def _gaussian(self, x: Tensor) -> Predictive:
+    def _gaussian(self, x: Inputs) -> Predictive:
         moments, likelihood = self.function_moments(x), self.fitted_likelihood
         num_outputs, axes = likelihood.num_outputs, len(self.space.batch_shape)
         mean, variance = (part[..., :num_outputs] for part in (moments.mean, moments.variance))
@@ -185,16 +188,15 @@ class LinearizedPosterior:
 
     # More rows -----------------------------------------------------------------------------
 
-    def update(self, x: Tensor, y: Tensor) -> LinearizedPosterior:
+    def update(self, x: Inputs, y: Tensor) -> LinearizedPosterior:
         """Return the posterior after further rows, at the same ``θ*``, ``λ`` and noise.
 
         For a model that is linear in its parameters it is that of all rows together.
         """
         size = rows_per_block(self.space, self.likelihood.num_features)
         keep = isinstance(self.covariance, RowCovariance)
-        new = stream(
-            self.model, self.likelihood, self.space, [(x, y)], block_rows=size, keep_rows=keep
-        )
+        rows = checked(pairs_of([(x, y)]), self.likelihood, self.space.batch_shape)
+        new = stream(self.model, self.likelihood, self.space, rows, block_rows=size, keep_rows=keep)
         covariance, log_det = self.covariance.conditioned(new, self.noise)
         noise, shift = self.noise, self.shift
         pulled = new.gram_times(shift)
@@ -223,13 +225,8 @@ class LinearizedPosterior:
 
         A root is packed to its triangle, ``R · P (P + 1) / 2`` numbers in float32.
         """
-        state = {
-            "form": torch.tensor(FORMS.index(self.form), dtype=torch.uint8),
-            "precision": self.precision,
-            "noise": self.noise,
-            "shift": self.shift,
-            "log_evidence": self.log_evidence,
-        }
+        form = torch.tensor(FORMS.index(self.form), dtype=torch.uint8)
+        state = {"form": form} | {name: getattr(self, name) for name in _KEPT}
         if isinstance(self.covariance, RowCovariance):
             rows, base = self.covariance.rows.float(), self.covariance.precision
             return state | {"rows": rows, "base": base}
@@ -242,14 +239,20 @@ class LinearizedPosterior:
         cls, model: nn.Module, likelihood: Likelihood, state: Mapping[str, Tensor]
     ) -> LinearizedPosterior:
         """Make a posterior of a model with the parameters it was made with."""
+        missing = [name for name in ("form", *_KEPT) if name not in state]
+        if missing:
+            raise ConfigError(f"the state of a linearised posterior has no {', '.join(missing)}")
         form = FORMS[int(state["form"])]
         space = parameter_space(model, last_layer=form == "last_layer")
         precision, noise = state["precision"].double(), state["noise"].double()
         shift = state["shift"].double()
-        if shift.shape[-1] != space.num_parameters or len(space.names) != precision.shape[-1]:
+        shapes = [(*space.batch_shape, n) for n in (space.num_parameters, len(space.names))]
+        if [shift.shape, precision.shape] != shapes:
+            *replicas, size = shift.shape
             raise ConfigError(
-                f"the state is of {shift.shape[-1]} parameters in {precision.shape[-1]} tensors, "
-                f"but the model has {space.num_parameters} in {len(space.names)}"
+                f"the state is of {size} parameters in {precision.shape[-1]} tensors with "
+                f"batch_shape {tuple(replicas)}, but the model has {space.num_parameters} in "
+                f"{len(space.names)} with batch_shape {space.batch_shape}"
             )
         dtype, P = next(model.parameters()).dtype, space.num_parameters
         if form == "low_rank":
@@ -272,13 +275,13 @@ class LinearizedFunctions:
     def __init__(self, posterior: LinearizedPosterior, displacements: Tensor) -> None:
         self.posterior, self.displacements = posterior, displacements
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Inputs) -> Tensor:
         """Return the values, ``(*batch_shape, S, N, O)``, in float64."""
         p = self.posterior
         parts = [self._values(block) for block in p._blocks(x)]
         return torch.cat(parts, len(p.space.batch_shape) + 1)
 
-    def _values(self, x: Tensor) -> Tensor:
+    def _values(self, x: Inputs) -> Tensor:
         f, J = jacobian(self.posterior.model, x, self.posterior.space)
         change = self.displacements.to(J.dtype) @ J.flatten(-3, -2).mT  # (..., S, N·O)
         changes: Tensor = change.double().unflatten(-1, f.shape[-2:])

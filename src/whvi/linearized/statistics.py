@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -23,16 +23,14 @@ import torch
 from torch import Tensor, nn
 
 from whvi.errors import DataError
-from whvi.functions import row_axis
 from whvi.likelihoods import Gaussian, Likelihood
 from whvi.linearized.curvature import curvature_root, slope
 from whvi.linearized.jacobians import jacobian
 from whvi.linearized.parameters import ParameterSpace
+from whvi.linearized.rows import Rows, blocks
 
 _KERNEL_BYTES = 1 << 28  # of products of whitened Jacobians, K matrices M × M
 _SMALLEST_TILE = 256  # columns: below it, leaving out half of a symmetric product does not pay
-
-Rows = tuple[Tensor, Tensor]
 
 
 @dataclass
@@ -234,20 +232,3 @@ def nystrom(sketch: Tensor, omega: Tensor) -> Tensor:
     weights = torch.where(usable, values, torch.inf).rsqrt()
     factor: Tensor = (vectors * weights.unsqueeze(-2)).mT @ sketch.mT
     return factor
-
-
-def blocks(data: Iterable[Rows], batch_shape: tuple[int, ...], size: int) -> Iterator[Rows]:
-    """Cut pairs ``(x, y)`` into pieces of at most ``size`` rows."""
-    for x, y in data:
-        axis = row_axis(x, batch_shape)
-        num_rows, y_axis = x.shape[axis], target_axis(x, y, batch_shape)
-        for start in range(0, num_rows, size):
-            length = min(size, num_rows - start)
-            yield x.narrow(axis, start, length), y.narrow(y_axis, start, length)
-
-
-def target_axis(x: Tensor, y: Tensor, batch_shape: tuple[int, ...]) -> int:
-    """Return the axis of ``y`` that counts rows: as in ``x``, or 0 for targets that are shared."""
-    axes, num_rows = len(batch_shape), x.shape[row_axis(x, batch_shape)]
-    own = axes > 0 and y.dim() > axes and y.shape[: axes + 1] == (*batch_shape, num_rows)
-    return axes if own else 0

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from whvi._checks import check_finite, check_positive_int
 from whvi.errors import ConfigError, DataError, ShapeError
-from whvi.functions import check_rows, map_tensors, row_axis
+from whvi.functions import check_rows, map_tensors, row_axis, target_axis
 from whvi.training.config import seeded_generator
 from whvi.training.distributed import Ranks
 from whvi.training.state import TrainingState
@@ -101,7 +101,7 @@ class TensorBatches:
             self.num_data = ends[..., -1]
             ends = ends / ends[..., -1:] * self.num_rows
             self._ends = [*ends.expand(*batch_shape, -1).reshape(-1, self.num_rows)]
-        y_axis = _target_axis(y, batch_shape, self.num_rows)
+        y_axis = target_axis(y, batch_shape, self.num_rows)
         self._axes = (x_axis, y_axis)
         self._x = x.reshape(-1, *x.shape[x_axis + 1 :])
         self._y = y.reshape(-1, *y.shape[y_axis + 1 :])
@@ -201,17 +201,6 @@ class LoaderBatches:
 
 BatchSource = TensorBatches | LoaderBatches
 """An endless supply of batches that can be entered at any step."""
-
-
-def _target_axis(y: Tensor, batch_shape: tuple[int, ...], num_rows: int) -> int:
-    """Return the axis of ``y`` that counts rows; refuse other shapes."""
-    for lead in ((*batch_shape, num_rows), (num_rows,)):
-        if y.shape[: len(lead)] == lead:
-            return len(lead) - 1
-    raise ShapeError(
-        f"y must lead with (N,) or (*batch_shape, N) for N = {num_rows} rows of x and "
-        f"batch_shape {batch_shape}, got shape {tuple(y.shape)}"
-    )
 
 
 def check_batch(name: str, data: Batch | WeightedBatch, state: TrainingState) -> None:
