@@ -163,7 +163,9 @@ def fit(
     ] = None,
     categorical: Categorical = None,
     numeric: Numeric = None,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Fixes every random choice.")] = 0,
+    seed: Annotated[
+        int, typer.Option("--seed", min=0, max=2**32 - 1, help="Fixes every random choice.")
+    ] = 0,
     checkpoint: Checkpoint = None,
     cv: Folds = None,
     holdout: Holdout = None,
@@ -176,7 +178,7 @@ def fit(
 
     split = (cv, holdout, group, time, learn_split)
     validation = None
-    if any(option not in (None, False) for option in split):
+    if split != (None, None, None, None, False):  # also for a share of 0, which is refused
         from whvi.cli.validating import Validation
 
         validation = Validation(*split)
@@ -189,10 +191,8 @@ def fit(
         likelihood=likelihood,
         hidden=hidden,
         drop=drop or [],
-        kinds={
-            **dict.fromkeys(categorical or [], "categorical"),
-            **dict.fromkeys(numeric or [], "numeric"),
-        },
+        categorical=categorical or [],
+        numeric=numeric or [],
         checkpoint=checkpoint,
         validation=validation,
         n_members=members,

@@ -54,10 +54,12 @@ class TableOptions:
 
     style: CellStyle = field(default_factory=CellStyle)
     quiet: bool = False
+    told: set[str] = field(default_factory=set)  # of several tables, the same once
 
     def note(self, message: str) -> None:
         """Tell something that is worth knowing and no error, on stderr."""
-        if not self.quiet:
+        if not self.quiet and message not in self.told:
+            self.told.add(message)
             print(printable(f"note: {message}"), file=sys.stderr)
 
     def open(self, source: str) -> Table:
@@ -85,7 +87,8 @@ def fit_table(
     likelihood: str,
     hidden: str | None,
     drop: list[str],
-    kinds: dict[str, Kind],
+    categorical: list[str],
+    numeric: list[str],
     checkpoint: str | None,
     validation: Validation | None,
     **parameters: Any,
@@ -96,9 +99,10 @@ def fit_table(
     if output == STREAM:
         raise ConfigError("a model is a file: name it with -o, such as -o model.whvi")
     check_output(output, [source])
+    kinds = _kinds(categorical, numeric)
     parameters |= {"hidden_layer_sizes": _widths(hidden), "verbose": int(not options.quiet)}
     table = options.open(source)
-    drop = [*drop, *(validation.not_inputs if validation else [])]
+    drop = [*drop, *(validation.not_inputs(target) if validation else [])]
     for name in (target, *drop, *kinds):
         require_column(table, name)
     values = table.frame([target], kinds)[target]
@@ -136,6 +140,13 @@ def fit_table(
         from whvi.cli.validating import score_lines
 
         print(printable("\n".join(score_lines(model.validation_, validation))))
+
+
+def _kinds(categorical: list[str], numeric: list[str]) -> dict[str, Kind]:
+    if both := [name for name in categorical if name in numeric]:
+        raise ConfigError(f"--categorical and --numeric both name {both[0]!r}; pass one of them")
+    kinds: dict[str, Kind] = dict.fromkeys(categorical, "categorical")
+    return {**kinds, **dict.fromkeys(numeric, "numeric")}
 
 
 def _widths(text: str | None) -> tuple[int, ...] | None:
