@@ -304,8 +304,8 @@ def _class_columns(predictor: Predictor, x: pd.DataFrame) -> list[np.ndarray]:
 
     assert predictor.classes is not None  # as the caller knows
     entropy, *probs, far = predictor.evaluate(x, of).T
-    best = predictor.classes.astype(str)[np.argmax(probs[: len(predictor.classes)], axis=0)]
-    return [best, np.max(probs, axis=0), entropy, *probs[: len(predictor.classes)], far]
+    best = predictor.classes.astype(str)[np.argmax(probs, axis=0)]
+    return [best, np.max(probs, axis=0), entropy, *probs, far]
 
 
 def model_columns(table: Table, schema: TableSchema, options: TableOptions) -> pd.DataFrame:

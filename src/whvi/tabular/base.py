@@ -268,7 +268,7 @@ class WHVIEstimator(
         check_positive_int("num_draws", self.num_draws)
         try:
             torch.empty(0, device=self.device)
-        except (RuntimeError, TypeError) as error:
+        except (RuntimeError, TypeError, AssertionError) as error:  # the last: of CUDA
             raise ConfigError(f"device {self.device!r} cannot be used: {error}") from error
 
     def _table(self, X: Any, *, reset: bool) -> tuple[pd.DataFrame, bool]:

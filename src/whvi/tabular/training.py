@@ -163,7 +163,9 @@ def plan_for(
 def _widths(hidden: int | Sequence[int] | None, default: tuple[int, ...]) -> tuple[int, ...]:
     if hidden is None:
         return default
-    widths = (hidden,) if isinstance(hidden, int) else tuple(int(width) for width in hidden)
+    if isinstance(hidden, str) or not np.iterable(hidden):
+        hidden = (hidden,)
+    widths = tuple(w.item() if isinstance(w, np.integer) else w for w in hidden)
     if not widths:
         raise ConfigError("hidden_layer_sizes must name at least one layer, such as (128, 128)")
     for width in widths:
