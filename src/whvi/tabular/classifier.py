@@ -107,8 +107,8 @@ class WHVIClassifier(ClassifierMixin, WHVIEstimator):  # type: ignore[misc]  # n
         table = self._checked(X)
 
         def each(p: Predictive) -> Tensor:
-            labels = torch.arange(len(self.classes_), dtype=torch.float64).unsqueeze(-1).expand(-1, len(p))
-            return torch.stack([p.log_prob(label) for label in labels], dim=-1)
+            labels = torch.arange(len(self.classes_), dtype=torch.float64)
+            return torch.stack([p.log_prob(label.expand(len(p))) for label in labels], dim=-1)
 
         return self._predictor.evaluate(table, each)
 
