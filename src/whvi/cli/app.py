@@ -95,7 +95,7 @@ def _reading(
     na_values: NaValues = None,
 ) -> TableOptions:
     from whvi.cli.commands import TableOptions
-    from whvi.tabular.reading import CellStyle
+    from whvi.tabular.reading import CellStyle, shell_option
 
     style = CellStyle(
         separator={"\\t": "\t", "tab": "\t"}.get(separator or "", separator),
@@ -103,7 +103,7 @@ def _reading(
         thousands=thousands,
         encoding=encoding,
         na_values=(*(na_values or ()),),
-        spell=lambda name, value: f"--{name} {value}",
+        spell=shell_option,
     )
     return TableOptions(style, quiet)
 

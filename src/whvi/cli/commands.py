@@ -237,12 +237,12 @@ def _doubtful(texts: pd.Series) -> bool:
 def _summary(model: Any, output: str) -> str:
     training = model.training_summary_
     kind = "classification" if hasattr(model, "classes_") else "regression"
-    members = training["num_members"]
+    members, num_rows = training["num_members"], training["num_rows"]
     path = Path(output)
     size = f" ({math.ceil(path.stat().st_size / 1000):,} kB)" if path.is_file() else ""
     return (
         f"{kind} of {model.target_name_!r} by {len(model.schema_.columns)} columns, "
-        f"{training['num_rows']:,} rows: {members} network{'s' * (members != 1)}, "
+        f"{num_rows:,} row{'s' * (num_rows != 1)}: {members} network{'s' * (members != 1)}, "
         f"{model.likelihood_} likelihood, {training['seconds']:.1f} s; "
         f"wrote {output}{size}"
     )
@@ -343,9 +343,9 @@ def labels_of(table: Table, name: str, kind: Kind | None = None) -> NDArray[Any]
     require_column(table, name)
     values = table.frame([name], {name: kind} if kind else None)[name]
     missing = values.isna().to_numpy()
-    if missing.any():
+    if count := int(missing.sum()):
         raise DataError(
-            f"column {name!r} holds {missing.sum()} missing values (first in "
+            f"column {name!r} holds {count} missing value{'s' * (count > 1)} (first in "
             f"{place(values, int(missing.argmax()))}); drop these rows"
         )
     if values.dtype.kind == "b":

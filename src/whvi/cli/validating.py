@@ -193,9 +193,9 @@ def _times(table: Table, name: str) -> NDArray[np.float64]:
 
 def _complete(values: pd.Series) -> pd.Series:
     missing = values.isna().to_numpy()
-    if missing.any():
+    if count := int(missing.sum()):
         raise DataError(
-            f"column {values.name!r} holds {missing.sum()} missing values (first in "
+            f"column {values.name!r} holds {count} missing value{'s' * (count > 1)} (first in "
             f"{place(values, int(missing.argmax()))}), so it does not tell where these rows "
             "belong; fill them or leave out the rows"
         )
