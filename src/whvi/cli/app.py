@@ -36,7 +36,6 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-
 Task = Literal["auto", "regression", "classification"]
 NoiseModel = Literal["auto", "gaussian", "heteroscedastic", "student_t", "poisson"]
 Decimal = Literal[".", ","]
@@ -95,7 +94,8 @@ def _reading(
     na_values: NaValues = None,
 ) -> TableOptions:
     from whvi.cli.commands import TableOptions
-    from whvi.tabular.reading import CellStyle, shell_option
+    from whvi.tabular.formats import shell_option
+    from whvi.tabular.reading import CellStyle
 
     style = CellStyle(
         separator={"\\t": "\t", "tab": "\t"}.get(separator or "", separator),

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import csv
 import decimal
 import gzip
 import importlib.util
 import io
+import shlex
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
@@ -80,21 +80,6 @@ def without_margins(
     return names, rows, tuple(notes)
 
 
-def records(reader: Any) -> Iterator[tuple[list[str], int]]:
-    """Yield cells of a ``csv.reader`` and the line they end on; blank lines are passed over."""
-    start = 1
-    try:
-        for row in reader:
-            if row:
-                yield row, reader.line_num
-            start = reader.line_num + 1
-    except csv.Error as error:
-        raise DataError(
-            f"line {start}, column unknown: {error}; look for an unpaired quotation mark in the "
-            "record that starts there"
-        ) from error
-
-
 def check_format(name: str) -> None:
     """Refuse the name of a file to write whose format cannot be written."""
     ending = name.lower().removesuffix(".gz").rpartition(".")[2]
@@ -132,6 +117,16 @@ def _excel_cell(value: Any) -> Any:
     if isinstance(value, str):
         return "".join(c if c >= " " or c in "\t\n\r" else ascii(c)[1:-1] for c in value)
     return value.isoformat() if getattr(value, "tzinfo", None) is not None else value
+
+
+def python_option(name: str, value: str) -> str:
+    """Spell an option of :func:`read_table` in an error message."""
+    return f"{name.replace('-', '_')}={value!r}"
+
+
+def shell_option(name: str, value: str) -> str:
+    """Spell an option of the command in an error message."""
+    return f"--{name} " + ('"\'"' if value == "'" else shlex.quote(value))
 
 
 def require(package: str, what: str) -> None:

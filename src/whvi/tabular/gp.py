@@ -25,9 +25,10 @@ from whvi.gp.model import RandomFeatureGP
 from whvi.gp.optimise import CollapsedFit
 from whvi.gp.projections import PROJECTIONS, DenseProjection, Projection, draw_frequencies
 from whvi.predictive import Predictive
-from whvi.tabular.arrays import plain, real_targets
+from whvi.tabular.arrays import plain
 from whvi.tabular.modelfile import ModelFile, SavedModel, check_tensors
 from whvi.tabular.regressor import ArrayInterval
+from whvi.tabular.scaling import real_targets
 from whvi.training.process import keep_freed_memory
 
 _NUM_FEATURES = {"full": 1024, "mean-field": 1024, "whvi": 4096}

@@ -13,8 +13,7 @@ import io
 import math
 import os
 import re
-import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -23,7 +22,7 @@ import numpy as np
 import pandas as pd
 
 from whvi.errors import ConfigError, DataError
-from whvi.tabular.formats import dates, records, typed_values, unpacked, without_margins
+from whvi.tabular.formats import dates, python_option, typed_values, unpacked, without_margins
 from whvi.tabular.inputs import Kind, numbers_of, place, text_of
 
 if TYPE_CHECKING:
@@ -40,16 +39,6 @@ _PACKED = (b"PAR1", b"PK\x03\x04", b"\x1f\x8b", b"\xd0\xcf\x11\xe0", b"\x80")
 _ALIKE = {" ": "[ \u00a0\u202f]", "'": "['’]"}  # marks between thousands that look the same
 _MARKED = re.compile(r"[+-]?[\d.,'’\s]+([eE][+-]?\d+)?")
 _UTF_16 = (b"\xff\xfe", b"\xfe\xff")
-
-
-def python_option(name: str, value: str) -> str:
-    """Spell an option of :func:`read_table` in an error message."""
-    return f"{name.replace('-', '_')}={value!r}"
-
-
-def shell_option(name: str, value: str) -> str:
-    """Spell an option of the command in an error message."""
-    return f"--{name} " + ('"\'"' if value == "'" else shlex.quote(value))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -302,7 +291,7 @@ def _parse(
     reader = csv.reader(
         io.StringIO(text, newline=""), delimiter=separator, strict=True, skipinitialspace=True
     )
-    rest = records(reader)
+    rest = _records(reader)
     given = (column_names or [], 0)
     found_names, names_line = next(rest, given) if column_names is None else given
     names = [name.strip() for name in found_names]
@@ -320,6 +309,21 @@ def _parse(
     if not rows:
         raise DataError(f"line {names_line + 1}: the table has column names but no rows")
     return names, rows, lines, notes
+
+
+def _records(reader: Any) -> Iterator[tuple[list[str], int]]:
+    """Yield cells of a ``csv.reader`` and the line they end on; blank lines are passed over."""
+    start = 1
+    try:
+        for row in reader:
+            if row:
+                yield row, reader.line_num
+            start = reader.line_num + 1
+    except csv.Error as error:
+        raise DataError(
+            f"line {start}, column unknown: {error}; look for an unpaired quotation mark in the "
+            "record that starts there"
+        ) from error
 
 
 def _check_names(names: list[str], line: int) -> None:

@@ -19,11 +19,10 @@ from whvi._checks import check_positive_int
 from whvi.errors import ConfigError, DataError
 from whvi.predictive import Predictive
 from whvi.tabular import conformal
-from whvi.tabular.arrays import real_targets
 from whvi.tabular.base import WHVIEstimator
 from whvi.tabular.modelfile import LARGEST_TARGET
 from whvi.tabular.predictor import REGRESSION_LIKELIHOODS
-from whvi.tabular.scaling import Standardizer, Targets, check_rows, target_names
+from whvi.tabular.scaling import Standardizer, Targets, check_rows, real_targets, target_names
 from whvi.tabular.training import FEW_ROWS
 
 _LEAST_COUNT, _LARGEST_COUNT = 3, 10_000  # targets from at most the one to at most the other
