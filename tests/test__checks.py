@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -14,6 +15,7 @@ from whvi._checks import (
     is_power_of_two,
     next_hadamard_order,
     next_power_of_two,
+    positive_int,
 )
 from whvi.errors import ConfigError, DataError, ShapeError, WhviError
 
@@ -35,6 +37,14 @@ def test_powers_of_two_by_bits(bits):
 def test_no_power_of_two_below_one(size):
     assert not is_power_of_two(size)
     assert next_power_of_two(size) == 1
+
+
+def test_whole_numbers_of_numpy_are_options_too():
+    found = positive_int("width", np.int32(3))
+    assert (found, type(found)) == (3, int)
+    for wrong in (0, np.int64(0), True, 2.0, "2", None):
+        with pytest.raises(ConfigError, match="width must be an integer of at least 1"):
+            positive_int("width", wrong)
 
 
 @given(st.integers(1, 2**200))

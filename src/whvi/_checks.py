@@ -6,6 +6,8 @@ Each raises one of :mod:`whvi.errors` and says what was expected, what was found
 from __future__ import annotations
 
 import math
+from numbers import Integral
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -54,6 +56,14 @@ def check_positive_int(name: str, value: int) -> None:
     """Refuse anything but an ``int`` of at least one."""
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise ConfigError(f"{name} must be an integer of at least 1, got {value!r}")
+
+
+def positive_int(name: str, value: Any) -> int:
+    """Return an option as ``int``, also if it is one of numpy's, as from ``np.arange``."""
+    is_bool = isinstance(value, bool)
+    found = int(value) if not is_bool and isinstance(value, Integral) else value
+    check_positive_int(name, found)
+    return found
 
 
 def check_positive(name: str, value: float) -> None:

@@ -162,6 +162,22 @@ def test_a_target_without_differences_is_told(tmp_path, capsys, value, task):
     assert f"{task} of 'price'" in notes
 
 
+def test_the_only_class_is_certain(tmp_path, capsys):
+    same = [{"size": k, "age": -k, "kind": "dear"} for k in range(30)]
+    data, model = write(tmp_path / "same.csv", [*same[0]], same), str(tmp_path / "m")
+    assert main(["fit", data, "-t", "kind", *QUICK, "-o", model]) == 0
+    assert main(["predict", model, data]) == 0
+    found = table(capsys.readouterr().out)
+    assert {tuple(row.values()) for row in found} == {("dear", "1.0", "0.0", "1.0")}
+    assert main(["evaluate", model, data, "--json"]) == 0
+    scores = json.loads(capsys.readouterr().out)
+    assert (scores["accuracy"], scores["log_loss"], scores["mean_confidence"]) == (1, 0, 1)
+    assert main(["explain", model, data, "--background", data]) == 0
+    found = table(capsys.readouterr().out)
+    assert {row["contribution"] for row in found} == {"0.0"}
+    assert main(["report", model, data, "-o", str(tmp_path / "r.html")]) == 0
+
+
 def test_standard_input_and_output(files):
     command = [sys.executable, "-W", "error", "-m", "whvi", "predict", files["house"], "-"]
     with open(files["new"]) as stream:

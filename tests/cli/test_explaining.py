@@ -70,6 +70,12 @@ def test_a_row_is_explained_alike_whatever_stands_beside_it(files, tmp_path):
     pd.testing.assert_frame_equal(one.drop(columns="line"), there.drop(columns="line"))
 
 
+def test_what_is_odd_in_both_tables_is_told_once(files, capsys):
+    call = ["explain", files["house"], files["test"], "--background", files["train"]]
+    assert main(call) == 0
+    assert capsys.readouterr().err.count("are ignored: 'kind'") == 1
+
+
 def test_wrong_calls(files, capsys):
     assert main(["explain", files["house"], "-", "--background", "-"]) == 2
     assert "only one of the two" in capsys.readouterr().err

@@ -78,6 +78,27 @@ TABLES = {
         "'1,000' looks like a decimal comma or a comma between thousands.* or --thousands ,",
         "'1,000' looks like a decimal comma or a comma between thousands",
     ),
+    "points between thousands": (
+        with_column("size", lambda k: f'"{k % 3}.234,5"' if k else '"7,5"'),
+        "'7,5' looks like a decimal comma and a point between thousands; pass --decimal , "
+        "--thousands .;",
+        "'7,5' looks like a decimal comma and a point between thousands",
+    ),
+    "blanks between thousands": (
+        with_column("price", lambda k: f"1 00{k % 9}"),
+        "'1 000' looks like a blank between thousands; pass --thousands ' '",
+        WORKS,
+    ),
+    "apostrophes between thousands": (
+        with_column("size", lambda k: f"1'00{k % 9}"),
+        """looks like an apostrophe between thousands; pass --thousands "'";""",
+        "looks like an apostrophe between thousands",
+    ),
+    "a text for missing cells": (
+        with_cell("age", "-"),
+        "'age' holds '-' .*; pass --na-values - if it stands for a missing cell",
+        "'age' holds '-' .*; pass --na-values -",
+    ),
     "booleans": (with_column("age", lambda k: k % 2 == 0), WORKS, "'age' holds 'True'"),
     "other width": (b"size,age,price\n1,2,3\n4,5,6\n7,8,9\n", WORKS, "lacks 1 of 3.*'town'"),
     "other order": (text(GOOD, COLUMNS[::-1]), WORKS, WORKS),
@@ -245,6 +266,27 @@ def test_kinds_of_columns_can_be_given(tmp_path, capsys):
     assert load_model(model).schema_.columns[0].indicator
     assert main([*call, "--numeric", "cod"]) == 2
     assert "did you mean 'code'" in capsys.readouterr().err
+
+
+def test_blanks_of_any_kind_stand_between_thousands(tmp_path, capsys):
+    data, model = tmp_path / "t.csv", str(tmp_path / "m")
+    cells = ["1 000", "1\u00a0000", "1\u202f000", "1000"]
+    data.write_text("x,y\n" + "".join(f"{cells[k % 4]},{k}\n" for k in range(40)))
+    call = ["fit", str(data), "-t", "y", "-o", model, "--likelihood", "gaussian", *QUICK]
+    assert main([*call, "--thousands", " "]) == 0
+    column = load_model(model).schema_.columns[0]
+    assert (column.minimum, column.maximum) == (1000, 1000)
+
+
+def test_a_time_zone_is_refused_where_dates_had_none(tmp_path, capsys):
+    data, model = tmp_path / "t.csv", str(tmp_path / "m")
+    data.write_text("day,y\n" + "".join(f"2020-01-{k + 1:02d},{k}\n" for k in range(28)))
+    call = ["fit", str(data), "-t", "y", "-o", model, "--likelihood", "gaussian", *QUICK]
+    assert main(call) == 0
+    for first in ("", "2020-01-01\n", "2020-01-01T10:00+01:00\n"):
+        data.write_text(f"day\n{first}2020-01-01T10:00Z\n")
+        assert main(["predict", model, str(data)]) == 2
+        assert "'day' is to hold dates like 2020-12-31, got '2020-" in capsys.readouterr().err
 
 
 def test_a_prediction_does_not_depend_on_the_other_rows(tmp_path, capsys):

@@ -10,12 +10,14 @@ import subprocess
 import sys
 import threading
 
+import numpy as np
 import pandas as pd
 import pytest
 
 from tests.cli.small_tables import QUICK
 from whvi.cli import main
 from whvi.cli.app import printable
+from whvi.cli.commands import TableOptions
 from whvi.tabular import load_model
 
 
@@ -93,6 +95,35 @@ def test_packed_tables_predict_the_same(name, files, tmp_path, capsys):
     plain = capsys.readouterr().out
     assert main(["predict", files["house"], str(packed), "-q"]) == 0
     assert capsys.readouterr().out == plain
+
+
+def test_identifiers_of_parquet_stay_whole_beside_holes(files, tmp_path, capsys):
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    numbers = {"size": [1.0, 2.0], "age": pyarrow.array([3, None], pyarrow.int64())}
+    ids = pyarrow.array([10**17 + 7, None], pyarrow.int64())
+    data = tmp_path / "t.parquet"
+    parquet.write_table(pyarrow.table({**numbers, "town": ["A", "B"], "id": ids}), data)
+    assert main(["predict", files["house"], str(data), "--keep", "id", "--keep", "age", "-q"]) == 0
+    lines = capsys.readouterr().out.splitlines()[1:]
+    assert [line.split(",")[:2] for line in lines] == [["100000000000000007", "3"], ["", ""]]
+    columns = TableOptions().open(str(data)).frame(["age"])  # for the model as ever
+    assert columns["age"].dtype == np.float64
+
+
+def test_excel_gets_texts_for_what_it_cannot_hold(files, tmp_path):
+    pytest.importorskip("pyarrow")
+    pytest.importorskip("openpyxl")
+    when = pd.to_datetime(["2020-01-01T10:00Z", None])
+    table = {"size": 1.0, "age": 2, "town": ["A", "B"], "when": when, "odd\x07": ["a\x1bb", "c"]}
+    data, output = tmp_path / "t.parquet", tmp_path / "p.xlsx"
+    pd.DataFrame(table).to_parquet(data)
+    keep = ["--keep", "when", "--keep", "odd\x07", "-q"]
+    assert main(["predict", files["house"], str(data), "-o", str(output), *keep]) == 0
+    found = pd.read_excel(output)
+    assert found["when"].fillna("").tolist() == ["2020-01-01T10:00:00+00:00", ""]
+    assert found["odd\\x07"].tolist() == ["a\\x1bb", "c"]
 
 
 def test_a_long_name_is_refused_before_training(files, tmp_path, capsys):

@@ -31,6 +31,10 @@ WRONG = {
     "members in words": (FIT + " --members five", "'--members'"),
     "no steps": (FIT + " --steps 0", "'--steps'"),
     "negative seed": (FIT + " --seed -1", "'--seed'"),
+    "seed of 33 bits": (FIT + " --seed 4294967296", "'--seed'"),
+    "nothing held out": (FIT + " --holdout 0", "strictly between 0 and 1, got 0"),
+    "groups of the target": (FIT + " --cv 2 --group price", "--group names the target 'price'"),
+    "two kinds": (FIT + " --categorical age --numeric age", "--numeric both name 'age'"),
     "hidden in words": (FIT + " --hidden wide", "--hidden takes widths such as 128,128"),
     "hidden of zero": (FIT + " --hidden 128,0", "--hidden takes widths"),
     "texts as numbers": ("fit {train} -t kind --task regression -o {folder}/m", "not a number"),
@@ -57,6 +61,7 @@ WRONG = {
     "predictions onto the model": ("predict {house} {new} -o {house}", "is also an input"),
     "no target to judge by": ("evaluate {house} {new}", "no column 'price'"),
     "report without output": ("report {house} {test}", "Missing option '--output'"),
+    "report on one row": ("report {label} {one} -o {folder}/r", "at least 2 are needed, got 1"),
     "report without target": ("report {house} {new} -o {folder}/r", "no column 'price'"),
     "wrong separator": ("predict {house} {new} --separator ,,", "single character"),
     "wrong decimal": ("predict {house} {new} --decimal x", "'x' is not one of"),
@@ -69,11 +74,14 @@ WRONG = {
 
 @pytest.fixture
 def places(files, tmp_path):
-    copy, mean, folder = tmp_path / "copy.csv", tmp_path / "mean.csv", tmp_path / "folder"
+    copy, mean, one = (tmp_path / f"{name}.csv" for name in ("copy", "mean", "one"))
+    folder = tmp_path / "folder"
     shutil.copy(files["train"], copy)
     mean.write_text("size,age,town,mean\n1,2,A,3\n")
+    one.write_text("size,age,town,kind\n1,2,A,dear\n")
     folder.mkdir()
-    return {**files, "copy": str(copy), "mean": str(mean), "folder": str(folder)}
+    paths = {"copy": copy, "mean": mean, "one": one, "folder": folder}
+    return files | {name: str(path) for name, path in paths.items()}
 
 
 def test_there_are_enough():

@@ -23,6 +23,19 @@ def sparse_frame(x):
     return frame.astype({"a": pd.SparseDtype(float, 0.0), "c": pd.SparseDtype(float, 0.0)})
 
 
+@pytest.mark.parametrize("kind", [quick_regressor, WHVIGPRegressor])
+def test_targets_that_are_no_numbers(kind):
+    x, _ = holey()
+    days = pd.Series(pd.date_range("2020-01-01", periods=len(x)))
+    for wrong in (days, days - days[0]):
+        with pytest.raises(DataError, match="but are dates or durations"):
+            kind().fit(x, wrong)
+    with pytest.raises(DataError, match="targets must be numbers, but could not convert"):
+        kind().fit(x, ["a"] * len(x))
+    with pytest.raises(ValueError, match="NaN"):
+        kind().fit(x, pd.array([1, None] * (len(x) // 2), dtype="Int64"))
+
+
 SAME = {
     "csr": sparse.csr_array,
     "coo": sparse.coo_matrix,

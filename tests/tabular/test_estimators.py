@@ -401,11 +401,25 @@ def test_other_names_or_order_are_refused(fitted):
         {"num_draws": 0},
         {"n_members": 0},
         {"device": "abacus"},
+        pytest.param(
+            {"device": "cuda"},
+            marks=pytest.mark.skipif(torch.cuda.is_available(), reason="there is one"),
+        ),
     ],
 )
 def test_options_that_do_not_exist(options):
     with pytest.raises(ConfigError):
         quick_regressor(**options).fit(np.eye(4), np.arange(4.0))
+
+
+def test_options_may_be_numbers_of_numpy(tmp_path):
+    """As the grids of a search are, such as ``np.arange``."""
+    options = {"n_members": 2, "max_iter": 5, "num_draws": 4, "hidden_layer_sizes": 8}
+    x, y = np.random.default_rng(0).normal(size=(2, 20, 2))
+    model = quick_regressor(**options).fit(x, y[:, 0])
+    other = quick_regressor(**{name: np.int64(v) for name, v in options.items()}).fit(x, y[:, 0])
+    other.save(tmp_path / "m")
+    assert WHVIRegressor.load(tmp_path / "m").predict(x).tolist() == model.predict(x).tolist()
 
 
 def test_unfitted_estimators_say_so(tmp_path):

@@ -137,6 +137,8 @@ def test_bad_options_are_refused_when_fitted():
         WHVIGPRegressor(weights="dense").fit(*table(20))
     with pytest.raises(ConfigError, match="n_restarts must be an integer of at least 1"):
         WHVIGPRegressor(n_restarts=0).fit(*table(20))
+    with pytest.raises(ConfigError, match="n_components must be an integer of at least 1, got 0"):
+        WHVIGPRegressor(0).fit(*table(20))
     with pytest.raises(ValueError, match="NaN"):
         WHVIGPRegressor().fit([[np.nan, 1.0], [0.0, 1.0]], [1.0, 2.0])
 

@@ -1,3 +1,4 @@
+import numpy as np
 import pytest
 
 from whvi.errors import ConfigError
@@ -16,6 +17,7 @@ def test_what_the_user_says_is_kept():
     assert plan.fit_config(0).beta == 1
     assert (plan.hidden, plan.members, plan.steps) == ((7,), 3, 11)
     assert plan.validation_fraction == 0.2
+    assert plan_for(100, hidden=np.array([7, 8])).hidden == (7, 8)
 
 
 @pytest.mark.parametrize(
@@ -23,6 +25,10 @@ def test_what_the_user_says_is_kept():
     [
         {"hidden": ()},
         {"hidden": (0,)},
+        {"hidden": "128"},
+        {"hidden": 1.5},
+        {"hidden": (8.5,)},
+        {"hidden": (8, None)},
         {"members": 0},
         {"max_iter": 0},
         {"validation_fraction": 1.0},

@@ -27,6 +27,11 @@ def read(data, **options):
     return read_table(io.BytesIO(data), **options)
 
 
+def test_one_text_for_missing_cells_is_no_list_of_characters():
+    for option in ("-9", ["-9"], [-9]):
+        assert read(b"a\n9\n-9\n", na_values=option)["a"].isna().tolist() == [False, True]
+
+
 def zipped(*contents):
     stream = io.BytesIO()
     with zipfile.ZipFile(stream, "w") as archive:
@@ -350,12 +355,12 @@ def test_wide_and_long_hostile_tables_are_quick():
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ([1.0, None, 3.0], r"holds 1 missing values \(NaN; first in row 1\)"),
-        ([1.0, np.inf, 3.0], r"holds 1 values .* not finite; first in row 1\)"),
+        ([1.0, None, 3.0], r"holds 1 missing value \(NaN; first in row 1\)"),
+        ([1.0, np.inf, 3.0], r"holds 1 infinite value .*not finite; first in row 1\)"),
         ([1, "x", 3], r"holds 'x' \(first in row 1\), which is not a number"),
         (["1", "2", "3"], r"holds '1' \(first in row 0\), which is not a number"),
         (pd.to_datetime(["2020-01-01"] * 3), "holds dates"),
-        (pd.array([1, None, 3], dtype="Int64"), "1 missing values"),
+        (pd.array([1, None, 3], dtype="Int64"), "1 missing value "),
         (pd.Categorical(["u", "v", "u"]), "'u'"),
         ([1j, 2j, 3j], "Complex"),
     ],

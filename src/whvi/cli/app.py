@@ -36,7 +36,6 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-
 Task = Literal["auto", "regression", "classification"]
 NoiseModel = Literal["auto", "gaussian", "heteroscedastic", "student_t", "poisson"]
 Decimal = Literal[".", ","]
@@ -95,6 +94,7 @@ def _reading(
     na_values: NaValues = None,
 ) -> TableOptions:
     from whvi.cli.commands import TableOptions
+    from whvi.tabular.formats import shell_option
     from whvi.tabular.reading import CellStyle
 
     style = CellStyle(
@@ -103,7 +103,7 @@ def _reading(
         thousands=thousands,
         encoding=encoding,
         na_values=(*(na_values or ()),),
-        spell=lambda name, value: f"--{name} {value}",
+        spell=shell_option,
     )
     return TableOptions(style, quiet)
 
@@ -163,7 +163,9 @@ def fit(
     ] = None,
     categorical: Categorical = None,
     numeric: Numeric = None,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Fixes every random choice.")] = 0,
+    seed: Annotated[
+        int, typer.Option("--seed", min=0, max=2**32 - 1, help="Fixes every random choice.")
+    ] = 0,
     checkpoint: Checkpoint = None,
     cv: Folds = None,
     holdout: Holdout = None,
@@ -176,7 +178,7 @@ def fit(
 
     split = (cv, holdout, group, time, learn_split)
     validation = None
-    if any(option not in (None, False) for option in split):
+    if split != (None, None, None, None, False):  # also for a share of 0, which is refused
         from whvi.cli.validating import Validation
 
         validation = Validation(*split)
@@ -189,10 +191,8 @@ def fit(
         likelihood=likelihood,
         hidden=hidden,
         drop=drop or [],
-        kinds={
-            **dict.fromkeys(categorical or [], "categorical"),
-            **dict.fromkeys(numeric or [], "numeric"),
-        },
+        categorical=categorical or [],
+        numeric=numeric or [],
         checkpoint=checkpoint,
         validation=validation,
         n_members=members,

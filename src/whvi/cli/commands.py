@@ -54,10 +54,12 @@ class TableOptions:
 
     style: CellStyle = field(default_factory=CellStyle)
     quiet: bool = False
+    told: set[str] = field(default_factory=set)  # of several tables, the same once
 
     def note(self, message: str) -> None:
         """Tell something that is worth knowing and no error, on stderr."""
-        if not self.quiet:
+        if not self.quiet and message not in self.told:
+            self.told.add(message)
             print(printable(f"note: {message}"), file=sys.stderr)
 
     def open(self, source: str) -> Table:
@@ -85,7 +87,8 @@ def fit_table(
     likelihood: str,
     hidden: str | None,
     drop: list[str],
-    kinds: dict[str, Kind],
+    categorical: list[str],
+    numeric: list[str],
     checkpoint: str | None,
     validation: Validation | None,
     **parameters: Any,
@@ -96,9 +99,10 @@ def fit_table(
     if output == STREAM:
         raise ConfigError("a model is a file: name it with -o, such as -o model.whvi")
     check_output(output, [source])
+    kinds = _kinds(categorical, numeric)
     parameters |= {"hidden_layer_sizes": _widths(hidden), "verbose": int(not options.quiet)}
     table = options.open(source)
-    drop = [*drop, *(validation.not_inputs if validation else [])]
+    drop = [*drop, *(validation.not_inputs(target) if validation else [])]
     for name in (target, *drop, *kinds):
         require_column(table, name)
     values = table.frame([target], kinds)[target]
@@ -136,6 +140,13 @@ def fit_table(
         from whvi.cli.validating import score_lines
 
         print(printable("\n".join(score_lines(model.validation_, validation))))
+
+
+def _kinds(categorical: list[str], numeric: list[str]) -> dict[str, Kind]:
+    if both := [name for name in categorical if name in numeric]:
+        raise ConfigError(f"--categorical and --numeric both name {both[0]!r}; pass one of them")
+    kinds: dict[str, Kind] = dict.fromkeys(categorical, "categorical")
+    return {**kinds, **dict.fromkeys(numeric, "numeric")}
 
 
 def _widths(text: str | None) -> tuple[int, ...] | None:
@@ -226,12 +237,12 @@ def _doubtful(texts: pd.Series) -> bool:
 def _summary(model: Any, output: str) -> str:
     training = model.training_summary_
     kind = "classification" if hasattr(model, "classes_") else "regression"
-    members = training["num_members"]
+    members, num_rows = training["num_members"], training["num_rows"]
     path = Path(output)
     size = f" ({math.ceil(path.stat().st_size / 1000):,} kB)" if path.is_file() else ""
     return (
         f"{kind} of {model.target_name_!r} by {len(model.schema_.columns)} columns, "
-        f"{training['num_rows']:,} rows: {members} network{'s' * (members != 1)}, "
+        f"{num_rows:,} row{'s' * (num_rows != 1)}: {members} network{'s' * (members != 1)}, "
         f"{model.likelihood_} likelihood, {training['seconds']:.1f} s; "
         f"wrote {output}{size}"
     )
@@ -293,8 +304,8 @@ def _class_columns(predictor: Predictor, x: pd.DataFrame) -> list[np.ndarray]:
 
     assert predictor.classes is not None  # as the caller knows
     entropy, *probs, far = predictor.evaluate(x, of).T
-    best = predictor.classes.astype(str)[np.argmax(probs[: len(predictor.classes)], axis=0)]
-    return [best, np.max(probs, axis=0), entropy, *probs[: len(predictor.classes)], far]
+    best = predictor.classes.astype(str)[np.argmax(probs, axis=0)]
+    return [best, np.max(probs, axis=0), entropy, *probs, far]
 
 
 def model_columns(table: Table, schema: TableSchema, options: TableOptions) -> pd.DataFrame:
@@ -332,9 +343,9 @@ def labels_of(table: Table, name: str, kind: Kind | None = None) -> NDArray[Any]
     require_column(table, name)
     values = table.frame([name], {name: kind} if kind else None)[name]
     missing = values.isna().to_numpy()
-    if missing.any():
+    if count := int(missing.sum()):
         raise DataError(
-            f"column {name!r} holds {missing.sum()} missing values (first in "
+            f"column {name!r} holds {count} missing value{'s' * (count > 1)} (first in "
             f"{place(values, int(missing.argmax()))}); drop these rows"
         )
     if values.dtype.kind == "b":

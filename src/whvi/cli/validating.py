@@ -77,9 +77,13 @@ class Validation:
         """The column that tells which rows to hold out."""
         return self.time if self.group is None else self.group
 
-    @property
-    def not_inputs(self) -> list[str]:
-        """The columns that the model does not learn from."""
+    def not_inputs(self, target: str) -> list[str]:
+        """Return the columns that the model does not learn from."""
+        if self.column == target:
+            option = "--time" if self.group is None else "--group"
+            raise ConfigError(
+                f"{option} names the target {target!r}; name a column that is known of new rows"
+            )
         return [] if self.column is None or self.learn_split else [self.column]
 
     def __str__(self) -> str:
@@ -189,9 +193,9 @@ def _times(table: Table, name: str) -> NDArray[np.float64]:
 
 def _complete(values: pd.Series) -> pd.Series:
     missing = values.isna().to_numpy()
-    if missing.any():
+    if count := int(missing.sum()):
         raise DataError(
-            f"column {values.name!r} holds {missing.sum()} missing values (first in "
+            f"column {values.name!r} holds {count} missing value{'s' * (count > 1)} (first in "
             f"{place(values, int(missing.argmax()))}), so it does not tell where these rows "
             "belong; fill them or leave out the rows"
         )

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import whvi
-from whvi.errors import ConfigError
+from whvi.errors import ConfigError, DataError
 from whvi.predictive import Predictive
 from whvi.report import explanations, pictures, words
 from whvi.report.scores import SCORE_NAMES, label_numbers, score_labels, score_regression
@@ -38,10 +38,13 @@ def build_report(
         source: Name of the table, for the headline.
         main_level: Level of the interval that is plotted and described first.
     """
+    if len(x) < 2:
+        raise DataError(f"a report compares rows: at least 2 are needed, got {len(x)}")
     predictive, far = model.predict_dist(x), model.far_share(x)
     if hasattr(model, "classes_"):
         values = label_numbers(model.classes_, y)
-        judged, true = _judge_labels(predictive, values, model.classes_), model.classes_[values]
+        judged = _judge_labels(predictive, values, model.classes_)
+        true = model.classes_[values.numpy()]
     elif model.n_outputs_ == 1:
         true = np.array(y, dtype=float)
         values = torch.from_numpy(true)

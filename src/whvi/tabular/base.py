@@ -19,7 +19,7 @@ from sklearn.base import BaseEstimator
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from whvi._checks import check_positive_int
+from whvi._checks import positive_int
 from whvi._files import conform
 from whvi.errors import ConfigError, ModelFileError
 from whvi.predictive import Predictive
@@ -238,7 +238,7 @@ class WHVIEstimator(
         embeddings = [learn_embedding(encoded), learn_embedding(encoded, num_bins=plan.bins)]
         trials = Trials(
             tuple(embeddings if len(embeddings[1].column) else embeddings[:1]),
-            encoded, values, count_unit, targets.num_outputs, self.posterior, self.num_draws,
+            encoded, values, count_unit, targets.num_outputs, self.posterior, int(self.num_draws),
             plan, session, seed, counts,
         )  # fmt: skip
         best = choose(trials, self._candidates(targets))
@@ -265,10 +265,10 @@ class WHVIEstimator(
             self.n_outputs_ = predictor.architecture.num_outputs
 
     def _check_options(self) -> None:
-        check_positive_int("num_draws", self.num_draws)
+        positive_int("num_draws", self.num_draws)
         try:
             torch.empty(0, device=self.device)
-        except (RuntimeError, TypeError) as error:
+        except (RuntimeError, TypeError, AssertionError) as error:  # the last: of CUDA
             raise ConfigError(f"device {self.device!r} cannot be used: {error}") from error
 
     def _table(self, X: Any, *, reset: bool) -> tuple[pd.DataFrame, bool]:

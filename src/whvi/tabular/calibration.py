@@ -227,8 +227,8 @@ def count_mnll(
 _ASKED_FOR = ("student_t", "poisson")
 _GO_ON = ("heteroscedastic", "student_t")  # whose functions are those of the noise before
 _LEAST_GAIN = {"gaussian": 0.05, "heteroscedastic": 0.05, "student_t": 0.01, "poisson": 0.01}
-_ROUGH_GAIN = 0.02
 """Nats per held-out row by which a later candidate must win: bins and a second head have a cost."""
+_ROUGH_GAIN = 0.02  # likewise, of networks for rough functions
 
 
 class Candidate(NamedTuple):

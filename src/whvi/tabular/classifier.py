@@ -100,20 +100,15 @@ class WHVIClassifier(ClassifierMixin, WHVIEstimator):  # type: ignore[misc]  # n
     def predict_proba(self, X: Any) -> NDArray[np.float64]:
         """Return the probability of every class, ``(N, C)``, in the order of ``classes_``."""
         table = self._checked(X)
-        found = self._predictor.evaluate(table, lambda p: p.probs)
-        if len(self.classes_) == 1:
-            return np.ones((len(found), 1))
-        return found
+        return self._predictor.evaluate(table, lambda p: p.probs)
 
     def predict_log_proba(self, X: Any) -> NDArray[np.float64]:
         """Return the logarithm of :meth:`predict_proba`, exact where a probability is tiny."""
-        table, num_classes = self._checked(X), len(self.classes_)
-        if num_classes == 1:
-            return np.zeros((len(table), 1))
+        table = self._checked(X)
 
         def each(p: Predictive) -> Tensor:
-            labels = torch.arange(num_classes, dtype=torch.float64).unsqueeze(-1).expand(-1, len(p))
-            return torch.stack([p.log_prob(label) for label in labels], dim=-1)
+            labels = torch.arange(len(self.classes_), dtype=torch.float64)
+            return torch.stack([p.log_prob(label.expand(len(p))) for label in labels], dim=-1)
 
         return self._predictor.evaluate(table, each)
 

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
 
 _OTHER_DATE = re.compile(r"\d{4}[-/.]\d\d?[-/.]\d\d?|\d\d?[./-]\d\d?[./-]\d{2,4}")
-_MARKS = {",": "comma", ".": "point"}
+_MARKS = {",": "comma", ".": "point", " ": "blank", "'": "apostrophe"}
+_LONGEST_MARK = 12  # characters of a text that may stand for a missing cell
 _STRAY_SHARE = 0.5  # a column with more numbers than that was meant to hold numbers
 _MOST_TEXTS = 20  # different ones in a column, if more than half of its cells differ
 
@@ -83,21 +84,40 @@ def ragged(row: Sequence[str], line: int, names: list[str], separator: str) -> D
 
 
 def check_marks(cells: pd.Series, wrong: list[int], style: CellStyle) -> None:
-    """Refuse a column of numbers, were it not for its commas or points; name the option to use."""
-    other = "," if style.decimal == "." else "."
+    """Refuse a column of numbers, were it not for their marks; name the options to use."""
     texts = [cells.iloc[k].strip() for k in wrong]
-    groups = all(style.is_grouped(text, other) for text in texts)
-    several = groups and any(text.count(other) > 1 or style.decimal in text for text in texts)
-    swapped = replace(style, decimal=other, separator=None, thousands=None)
-    decimal = not several and all(map(swapped.is_number, texts))
-    if not (groups or decimal):
-        return
-    what = {"decimal": f"a decimal {_MARKS[other]}"} if decimal else {}
-    what |= {"thousands": f"a {_MARKS[other]} between thousands"} if groups else {}
-    raise DataError(
-        f"{place(cells, wrong[0])}, column {cells.name!r}: {texts[0]!r} looks like "
-        f"{' or '.join(what.values())}; pass "
-        + " or ".join(style.spell(name, other) for name in what)
+    other = "," if style.decimal == "." else "."
+    one = [{"decimal": other}, *({"thousands": m} for m in _MARKS if m != style.decimal)]
+    two = [{"decimal": other, "thousands": m} for m in _MARKS if m != other]
+    for readings in (one, two):  # both options only if one is not enough
+        fit = [given for given in readings if all(map(_style(style, **given).is_number, texts))]
+        if fit:
+            looks = (" and ".join(_look(*each) for each in given.items()) for given in fit)
+            options = (" ".join(style.spell(*each) for each in given.items()) for given in fit)
+            raise DataError(
+                f"{place(cells, wrong[0])}, column {cells.name!r}: {texts[0]!r} looks like "
+                f"{' or '.join(looks)}; pass {' or '.join(options)}"
+            )
+
+
+def _style(style: CellStyle, decimal: str | None = None, thousands: str | None = None) -> CellStyle:
+    decimal = decimal or style.decimal
+    return replace(style, separator=None, decimal=decimal, thousands=thousands)
+
+
+def _look(option: str, mark: str) -> str:
+    if option == "decimal":
+        return f"a decimal {_MARKS[mark]}"
+    return f"{'an' if _MARKS[mark] == 'apostrophe' else 'a'} {_MARKS[mark]} between thousands"
+
+
+def no_number(cells: pd.Series, k: int, style: CellStyle) -> str:
+    """Say which cell of a column of numbers is none, and what to do if it stands for nothing."""
+    text = str(cells.iloc[k])
+    missing = style.spell("na-values", text) if len(text) <= _LONGEST_MARK else ""
+    return (
+        f"column {cells.name!r} holds {text!r:.60} (first in {place(cells, k)}), which is not a "
+        f"number{f'; pass {missing} if it stands for a missing cell' * bool(missing)}"
     )
 
 
@@ -106,8 +126,7 @@ def category_problem(texts: pd.Series, name: str, style: CellStyle) -> str | Non
     filled = texts.dropna().map(str)
     strays = filled[~filled.map(style.is_number)]
     if len(filled) - len(strays) > _STRAY_SHARE * len(filled):
-        first = f"{strays.iloc[0]!r:.60} (first in {place(strays, 0)})"
-        return f"column {name!r} holds {first}, which is not a number"
+        return no_number(strays, 0, style)
     dates = filled[filled.map(lambda text: _OTHER_DATE.match(text) is not None)]
     if len(dates) > _STRAY_SHARE * len(filled):
         return (

@@ -229,7 +229,7 @@ def contributions(
     )
     base = _moments(at_background.mean(0, keepdims=True), num_near)[0][0]
     names = tuple(column.name for column in predictor.schema.columns)
-    if mean.shape[-1] == 1:
+    if mean.shape[-1] == 1 and predictor.classes is None:
         return Contributions(names, base[0], mean[..., 0], std[..., 0])
     return Contributions(names, base, mean, std)
 

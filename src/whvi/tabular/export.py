@@ -125,13 +125,9 @@ class _Graph(nn.Module):
     def forward(self, numbers: Tensor | None, codes: Tensor | None) -> tuple[Tensor, ...]:
         """Return the outputs in the order of their names."""
         predictive = self.predictor.predictive(*self.encoding(numbers, codes))
-        classes = self.predictor.classes
-        if classes is None:
+        if self.predictor.classes is None:
             return predictive.mean, predictive.std, _quantiles(predictive, self.levels)
-        probs = predictive.probs
-        if len(classes) == 1:
-            probs = torch.ones_like(probs[:, :1])
-        return probs, probs.argmax(-1)
+        return predictive.probs, predictive.probs.argmax(-1)
 
 
 @final

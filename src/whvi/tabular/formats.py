@@ -6,6 +6,7 @@ import decimal
 import gzip
 import importlib.util
 import io
+import shlex
 import zipfile
 import zlib
 from collections.abc import Callable
@@ -99,12 +100,33 @@ def write_packed(table: pd.DataFrame, stream: IO[bytes], name: str, separator: s
     elif name.lower().endswith(".xlsx"):
         if len(table) >= _EXCEL_ROWS:
             raise DataError(f"{len(table):,} rows do not fit an Excel sheet; write CSV")
+        table = table.rename(columns=_excel_cell)
+        for k, dtype in enumerate(table.dtypes):
+            if dtype.kind == "O" or isinstance(dtype, pd.DatetimeTZDtype):
+                table.isetitem(k, table.iloc[:, k].astype(object).map(_excel_cell))
         table.to_excel(stream, index=False, engine="openpyxl")
     else:
         with gzip.GzipFile(fileobj=stream, mode="wb", mtime=0) as packed:
             text = io.TextIOWrapper(packed, encoding="utf-8", newline="")
             table.to_csv(text, sep=separator, index=False, lineterminator="\n")
             text.flush()
+
+
+def _excel_cell(value: Any) -> Any:
+    """Return a value that Excel can hold: no control characters, no time zone but in a text."""
+    if isinstance(value, str):
+        return "".join(c if c >= " " or c in "\t\n\r" else ascii(c)[1:-1] for c in value)
+    return value.isoformat() if getattr(value, "tzinfo", None) is not None else value
+
+
+def python_option(name: str, value: str) -> str:
+    """Spell an option of :func:`read_table` in an error message."""
+    return f"{name.replace('-', '_')}={value!r}"
+
+
+def shell_option(name: str, value: str) -> str:
+    """Spell an option of the command in an error message."""
+    return f"--{name} " + ('"\'"' if value == "'" else shlex.quote(value))
 
 
 def require(package: str, what: str) -> None:
@@ -115,7 +137,19 @@ def require(package: str, what: str) -> None:
 
 def _parquet(data: bytes) -> pd.DataFrame:
     require("pyarrow", "reading Parquet")
-    return pd.read_parquet(io.BytesIO(data), engine="pyarrow")
+    import pyarrow
+    import pyarrow.parquet
+
+    frame = pd.read_parquet(io.BytesIO(data), engine="pyarrow")
+    fields = pyarrow.parquet.read_schema(io.BytesIO(data))
+    whole = [field.name for field in fields if pyarrow.types.is_integer(field.type)]
+    if frame.columns.is_unique:  # identifiers with a hole would become floats, and be rounded
+        for name in (each for each in whole if each in frame and frame[each].dtype.kind == "f"):
+            column = pd.read_parquet(
+                io.BytesIO(data), columns=[name], dtype_backend="numpy_nullable"
+            )
+            frame[name] = column[name]
+    return frame
 
 
 def _excel(data: bytes) -> pd.DataFrame:
@@ -146,9 +180,10 @@ def typed_values(values: pd.Series, kind: Kind | None) -> pd.Series:
         DataError: They are lists, bytes or something else that is neither; the column is named.
     """
     if values.dtype.kind != "O" or isinstance(values.dtype, pd.CategoricalDtype):
-        return (
-            values.astype(object).where(values.notna(), None) if kind == "categorical" else values
-        )
+        if kind == "categorical":
+            return values.astype(object).where(values.notna(), None)
+        holey = values.dtype.kind in "iu" and values.hasnans
+        return values.astype(np.float64) if holey else values
     missing = values.isna()
     cells = [None if gone else _plain(v) for v, gone in zip(values, missing, strict=True)]
     for k, cell in enumerate(cells):
@@ -177,14 +212,23 @@ def typed_values(values: pd.Series, kind: Kind | None) -> pd.Series:
 def dates(texts: pd.Series) -> pd.Series:
     """Return dates written as 2020-12-31 as datetime64."""
     try:
-        return pd.to_datetime(texts, format="ISO8601").astype("datetime64[us]")
-    except ValueError as error:
-        found = pd.to_datetime(texts, format="ISO8601", errors="coerce")
-        k = int((found.isna() & texts.notna()).to_numpy().argmax())
-        raise DataError(
-            f"column {texts.name!r} is to hold dates like 2020-12-31, got {texts.iloc[k]!r:.60} "
-            f"(first in {place(texts, k)})"
-        ) from error
+        found = pd.to_datetime(texts, format="ISO8601")
+    except ValueError:  # also of several time zones
+        found = None
+    if found is not None and isinstance(found.dtype, np.dtype):  # without a time zone
+        return found.astype("datetime64[us]")
+    k = next(k for k, text in enumerate(texts) if text is not None and not _is_plain_date(text))
+    raise DataError(
+        f"column {texts.name!r} is to hold dates like 2020-12-31, got {texts.iloc[k]!r:.60} "
+        f"(first in {place(texts, k)})"
+    )
+
+
+def _is_plain_date(text: str) -> bool:
+    try:
+        return pd.to_datetime(text, format="ISO8601").tzinfo is None
+    except ValueError:
+        return False
 
 
 def _series(cells: list[Any], like: pd.Series, dtype: Any) -> pd.Series:

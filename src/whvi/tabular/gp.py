@@ -18,7 +18,7 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 
-from whvi._checks import check_positive_int
+from whvi._checks import check_positive_int, positive_int
 from whvi.errors import ConfigError, ModelFileError
 from whvi.gp.features import KERNELS, make_kernel
 from whvi.gp.model import RandomFeatureGP
@@ -28,6 +28,7 @@ from whvi.predictive import Predictive
 from whvi.tabular.arrays import plain
 from whvi.tabular.modelfile import ModelFile, SavedModel, check_tensors
 from whvi.tabular.regressor import ArrayInterval
+from whvi.tabular.scaling import real_targets
 from whvi.training.process import keep_freed_memory
 
 _NUM_FEATURES = {"full": 1024, "mean-field": 1024, "whvi": 4096}
@@ -143,22 +144,23 @@ class WHVIGPRegressor(RegressorMixin, SavedModel, BaseEstimator):  # type: ignor
                 f"fit of a WHVIGPRegressor takes X and y only, got {', '.join(refused)}; a "
                 "WHVIRegressor has sample_weight"
             )
+        y = None if y is None else real_targets(plain(y))
         X, y = validate_data(
-            self, plain(X), plain(y), dtype=np.float64, y_numeric=True, ensure_min_samples=2
+            self, plain(X), y, dtype=np.float64, y_numeric=True, ensure_min_samples=2
         )
-        check_positive_int("n_restarts", self.n_restarts)
-        check_positive_int("max_iter", self.max_iter)
+        starts = positive_int("n_restarts", self.n_restarts)
+        iterations = positive_int("max_iter", self.max_iter)
         x, targets = torch.tensor(X), torch.tensor(y, dtype=torch.float64)
         keep_freed_memory()
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
-        num_features = self.n_components or _NUM_FEATURES.get(self.weights, 1024)
+        num_features = _NUM_FEATURES.get(self.weights, 1024)
+        if self.n_components is not None:
+            num_features = positive_int("n_components", self.n_components)
         structure = self._structure_of(x, num_features, seed)
         search = model = structure.build()
         if self.weights == "full" and num_features > _SEARCH_FEATURES:
             search = self._structure_of(x, _SEARCH_FEATURES, seed).build()
-        result = search.fit(
-            x, targets, starts=self.n_restarts, iterations=self.max_iter, subset=_SUBSET
-        )
+        result = search.fit(x, targets, starts=starts, iterations=iterations, subset=_SUBSET)
         assert isinstance(result, CollapsedFit)  # Gaussian noise and no minibatches
         if search is model:
             self.log_evidence_bound_ = model.in_units_of_targets(result.bound, len(targets))

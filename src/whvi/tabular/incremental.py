@@ -295,10 +295,10 @@ class IncrementalModel(ABC):
         weights: Tensor | None,
         **options: Any,
     ) -> tuple[Functions, float, float]:
-        functions = trained.draw_functions(self.num_draws, seed)
+        functions = trained.draw_functions(int(self.num_draws), seed)
         factor, functions, mnll = calibrate(trained, functions, x, y, weights, **options)
         if trained.architecture.likelihood == "labels":  # whose last layer was scaled
-            functions = trained.draw_functions(self.num_draws, seed)
+            functions = trained.draw_functions(int(self.num_draws), seed)
         return functions, factor, mnll
 
     def _take_over(self, found: _Updated, schema: TableSchema, history: History) -> None:

@@ -248,9 +248,9 @@ def numbers_of(values: pd.Series, name: str, kind: Kind) -> NDArray[np.float64]:
         return np.asarray(elapsed / _DAY, dtype=np.float64)
     numbers: NDArray[np.float64] = values.to_numpy(dtype=np.float64)
     infinite = np.isinf(numbers)
-    if infinite.any():
+    if count := int(infinite.sum()):
         raise DataError(
-            f"column {name!r} holds {int(infinite.sum())} values that are infinite (inf, not "
+            f"column {name!r} holds {count} infinite value{'s' * (count > 1)} (inf, not "
             f"finite; first in {place(values, int(infinite.argmax()))}); drop or replace them"
         )
     return numbers

@@ -162,7 +162,12 @@ class Predictor:
     def predictive(
         self, x: Tensor, stretch: Tensor | float = 1.0, reach: Tensor | float = 1.0
     ) -> Predictive:
-        """Return the mixture over members and draws, near and far, of embedded rows."""
+        """Return the mixture over members and draws, near and far, of embedded rows.
+
+        If training had one class, it is certain.
+        """
+        if self.classes is not None and len(self.classes) == 1:
+            return Predictive.categorical(x.new_zeros(1, x.shape[-2], 1))
         near = self.likelihood.predictive(self.functions(x)).pool()
         if self.linearized is None:
             return _by_row(near)

@@ -22,7 +22,7 @@ import numpy as np
 import pandas as pd
 
 from whvi.errors import ConfigError, DataError
-from whvi.tabular.formats import dates, typed_values, unpacked, without_margins
+from whvi.tabular.formats import dates, python_option, typed_values, unpacked, without_margins
 from whvi.tabular.inputs import Kind, numbers_of, place, text_of
 
 if TYPE_CHECKING:
@@ -36,12 +36,9 @@ _TRUTH_VALUES = {"true": 1.0, "false": 0.0}
 _SEPARATORS = ("\t", ";", "|", ",")  # a tie goes to the rarer: commas also stand in texts
 _DATE = re.compile(r"\d{4}-\d\d-\d\d([T ]\d\d:\d\d(:\d\d(\.\d+)?)?)?")
 _PACKED = (b"PAR1", b"PK\x03\x04", b"\x1f\x8b", b"\xd0\xcf\x11\xe0", b"\x80")
+_ALIKE = {" ": "[ \u00a0\u202f]", "'": "['’]"}  # marks between thousands that look the same
+_MARKED = re.compile(r"[+-]?[\d.,'’\s]+([eE][+-]?\d+)?")
 _UTF_16 = (b"\xff\xfe", b"\xfe\xff")
-
-
-def python_option(name: str, value: str) -> str:
-    """Spell an option of :func:`read_table` in an error message."""
-    return f"{name.replace('-', '_')}={value!r}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +48,8 @@ class CellStyle:
     Attributes:
         separator: Between cells; by default whichever of ``, ; | tab`` the first line holds most.
         decimal: ``"."`` or ``","``.
-        thousands: Between groups of three digits, such as ``","``; by default not allowed.
+        thousands: Between groups of three digits, such as ``","`` or a blank of any kind; by
+            default not allowed.
         encoding: Of a text file; a byte-order mark is dropped.
         na_values: Texts that stand for a missing cell, besides the usual ones.
         spell: How error messages call an option.
@@ -61,10 +59,12 @@ class CellStyle:
     decimal: str = "."
     thousands: str | None = None
     encoding: str = "utf-8"
-    na_values: tuple[str, ...] = ()
+    na_values: Sequence[str] = ()
     spell: Callable[[str, str], str] = python_option
 
     def __post_init__(self) -> None:
+        missing = (self.na_values,) if isinstance(self.na_values, str) else self.na_values
+        object.__setattr__(self, "na_values", tuple(map(str, missing)))
         if self.decimal not in (".", ","):
             raise ConfigError(f"decimal must be '.' or ',', got {self.decimal!r}")
         marks = {"separator": self.separator, "thousands": self.thousands}
@@ -87,7 +87,7 @@ class CellStyle:
         if kind == "boolean" and cell.lower() in _TRUTH_VALUES:
             return _TRUTH_VALUES[cell.lower()]
         if self.thousands and self.is_grouped(cell, self.thousands):
-            cell = cell.replace(self.thousands, "")
+            cell = re.sub(_ALIKE.get(self.thousands, re.escape(self.thousands)), "", cell)
         if "_" in cell or (self.decimal != "." and "." in cell):
             raise ValueError(cell)
         return float(cell.replace(self.decimal, ".") if self.decimal != "." else cell)
@@ -101,7 +101,7 @@ class CellStyle:
 
     def is_grouped(self, cell: str, mark: str) -> bool:
         """Tell whether a cell is a number with ``mark`` between groups of three digits."""
-        marks = re.escape(mark), re.escape(self.decimal)
+        marks = _ALIKE.get(mark, re.escape(mark)), re.escape(self.decimal)
         return re.fullmatch(r"[+-]?\d{{1,3}}({}\d{{3}})+({}\d*)?".format(*marks), cell) is not None
 
 
@@ -216,9 +216,9 @@ def numeric_columns(frame: pd.DataFrame, columns: Sequence[str]) -> NDArray[np.f
     for k, name in enumerate(columns):
         require_column(frame, name)
         missing = frame[name].isna().to_numpy()
-        if missing.any():
+        if count := int(missing.sum()):
             raise DataError(
-                f"column {name!r} holds {int(missing.sum())} missing values (NaN; first in "
+                f"column {name!r} holds {count} missing value{'s' * (count > 1)} (NaN; first in "
                 f"{place(frame[name], int(missing.argmax()))}); drop or fill them"
             )
         found[:, k] = numbers_of(frame[name], name, "numeric")
@@ -291,11 +291,11 @@ def _parse(
     reader = csv.reader(
         io.StringIO(text, newline=""), delimiter=separator, strict=True, skipinitialspace=True
     )
-    records = _records(reader)
+    rest = _records(reader)
     given = (column_names or [], 0)
-    found_names, names_line = next(records, given) if column_names is None else given
+    found_names, names_line = next(rest, given) if column_names is None else given
     names = [name.strip() for name in found_names]
-    found = list(records)
+    found = list(rest)
     rows, lines = [row for row, _ in found], [line for _, line in found]
     notes: tuple[str, ...] = ()
     if rows and names and (not names[0] or not names[-1] or len(rows[0]) == len(names) + 1):
@@ -312,7 +312,7 @@ def _parse(
 
 
 def _records(reader: Any) -> Iterator[tuple[list[str], int]]:
-    """Yield cells and the line they end on; blank lines are passed over."""
+    """Yield cells of a ``csv.reader`` and the line they end on; blank lines are passed over."""
     start = 1
     try:
         for row in reader:
@@ -355,11 +355,9 @@ def _typed(cells: pd.Series, kind: Kind | None, style: CellStyle) -> pd.Series:
             raise
         if kind is None:
             return _texts(cells, style)
-        k = int(error.args[0])
-        raise DataError(
-            f"column {cells.name!r} holds {cells.iloc[k]!r:.60} (first in {place(cells, k)}), "
-            "which is not a number, and is to hold numbers"
-        ) from None
+        from whvi.tabular import complaints
+
+        raise DataError(complaints.no_number(cells, int(error.args[0]), style)) from None
 
 
 def _numbers(cells: pd.Series, kind: Kind | None, style: CellStyle) -> NDArray[np.float64]:
@@ -375,7 +373,7 @@ def _numbers(cells: pd.Series, kind: Kind | None, style: CellStyle) -> NDArray[n
         try:
             numbers[k] = style.number(cell, kind)
         except ValueError:
-            if "," not in cell and "." not in cell:
+            if not _MARKED.fullmatch(cell):
                 raise ValueError(wrong[0] if wrong else k) from None
             wrong.append(k)
     if wrong:

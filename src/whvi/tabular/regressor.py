@@ -22,7 +22,7 @@ from whvi.tabular import conformal
 from whvi.tabular.base import WHVIEstimator
 from whvi.tabular.modelfile import LARGEST_TARGET
 from whvi.tabular.predictor import REGRESSION_LIKELIHOODS
-from whvi.tabular.scaling import Standardizer, Targets, check_rows, target_names
+from whvi.tabular.scaling import Standardizer, Targets, check_rows, real_targets, target_names
 from whvi.tabular.training import FEW_ROWS
 
 _LEAST_COUNT, _LARGEST_COUNT = 3, 10_000  # targets from at most the one to at most the other
@@ -108,12 +108,7 @@ class WHVIRegressor(RegressorMixin, WHVIEstimator):  # type: ignore[misc]  # no 
         self, y: Any, num_rows: int, weights: NDArray[np.float64] | None = None
     ) -> Targets:
         names = target_names(y)
-        array = np.asarray(y)
-        if array.dtype.kind in "OUS":
-            try:
-                array = array.astype(np.float64)
-            except (TypeError, ValueError) as error:
-                raise DataError(f"targets must be numbers, but {error}") from error
+        array = real_targets(y)
         array = check_array(array, ensure_2d=False, ensure_all_finite=False, dtype="numeric")
         if array.ndim == 2 and array.shape[1] == 1:
             array = column_or_1d(array, warn=True)

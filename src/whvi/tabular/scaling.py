@@ -138,6 +138,24 @@ class Targets(NamedTuple):
         return np.asarray(self.values.numpy() == np.arange(1, self.num_outputs), dtype=np.float64)
 
 
+def real_targets(y: Any) -> NDArray[Any]:
+    """Return the targets of a regression as an array of numbers; texts of numbers are read."""
+    array = np.asarray(y)
+    if array.dtype.kind in "mM":
+        raise DataError(
+            "targets must be numbers, but are dates or durations; subtract a date and divide by a "
+            "unit, such as np.timedelta64(1, 'D')"
+        )
+    if array.dtype.kind not in "OUS":
+        return array
+    if array.dtype.kind == "O":  # a missing integer is no number
+        array = np.where(pd.isna(array), np.nan, array)
+    try:
+        return array.astype(np.float64)
+    except (TypeError, ValueError) as error:
+        raise DataError(f"targets must be numbers, but {error}") from error
+
+
 def check_rows(y: NDArray[Any], num_rows: int) -> None:
     """Refuse targets that are not as many as the rows of the table."""
     if len(y) != num_rows:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from whvi._checks import check_positive, check_positive_int
+from whvi._checks import check_positive, positive_int
 from whvi._files import conform_tensor
 from whvi.errors import ConfigError, ModelFileError, NumericalError
 from whvi.likelihoods import BalancedGradients, HeteroscedasticGaussian, Likelihood
@@ -124,10 +124,8 @@ def plan_for(
     From 128 rows on a column may have 16 bins, or as many as memory allows.
     """
     few = num_rows < FEW_ROWS
-    members = _default(members, 8 if few else 4)
-    check_positive_int("n_members", members)
-    steps = _default(max_iter, 8000 if few else 3000)
-    check_positive_int("max_iter", steps)
+    members = positive_int("n_members", _default(members, 8 if few else 4))
+    steps = positive_int("max_iter", _default(max_iter, 8000 if few else 3000))
     share = _default(validation_fraction, 0.1)
     if isinstance(share, bool) or not isinstance(share, int | float) or not 0 <= share < 1:
         raise ConfigError(f"validation_fraction must lie in [0, 1), got {share!r}")
@@ -160,14 +158,13 @@ def plan_for(
     )
 
 
-def _widths(hidden: int | Sequence[int] | None, default: tuple[int, ...]) -> tuple[int, ...]:
+def _widths(hidden: Any, default: tuple[int, ...]) -> tuple[int, ...]:
     if hidden is None:
         return default
-    widths = (hidden,) if isinstance(hidden, int) else tuple(int(width) for width in hidden)
+    several = hidden if isinstance(hidden, Iterable) and not isinstance(hidden, str) else (hidden,)
+    widths = tuple(positive_int("every entry of hidden_layer_sizes", width) for width in several)
     if not widths:
         raise ConfigError("hidden_layer_sizes must name at least one layer, such as (128, 128)")
-    for width in widths:
-        check_positive_int("every entry of hidden_layer_sizes", width)
     return widths
 
 
