@@ -178,7 +178,7 @@ REFUSED = {
     "few groups": ("g\na\na\nb\n", {"folds": 3, "group": "g"}, "holds 2 groups, and .* at least 3"),
     "one group": ("g\na\na\n", {"share": 0.5, "group": "g"}, "holds 1 group, and"),
     "an absent column": ("g\na\na\nb\n", {"share": 0.5, "group": "h"}, "no column 'h'"),
-    "groups missing": ("g\na\nNA\nb\n", {"folds": 2, "group": "g"}, "1 missing values .*line 3"),
+    "groups missing": ("g\na\nNA\nb\n", {"folds": 2, "group": "g"}, "1 missing value .*line 3"),
     "times missing": ("g\n1\n\n3\nNA\n", {"folds": 2, "time": "g"}, "missing"),
     "texts for times": ("g\n1/2/20\n1/3/20\n1/4/20\n", {"share": 0.5, "time": "g"}, "'1/2/20'"),
     "one time": ("g\n1\n1\n1\n1\n", {"folds": 2, "time": "g"}, "1 different times in 4 rows"),

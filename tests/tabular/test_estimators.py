@@ -275,8 +275,8 @@ WORKS = None
 # ``WORKS``: finite predictions. A text: an error that matches it.
 ILL = {
     "NaN": (with_value(np.nan), WORKS, WORKS),
-    "inf": (with_value(np.inf), r"'x1' holds 1 .* infinite .* row 3", r"'x1' .* infinite .* row 3"),
-    "-inf": (with_value(-np.inf), r"'x1' holds 1 .* infinite .* row 3", r"'x1' .* infinite"),
+    "inf": (with_value(np.inf), r"'x1' holds 1 infinite .* row 3", r"'x1' .* infinite .* row 3"),
+    "-inf": (with_value(-np.inf), r"'x1' holds 1 infinite .* row 3", r"'x1' .* infinite"),
     "None": (with_value(None, object), WORKS, WORKS),
     "empty": (np.empty((0, 2)), "0 sample", "0 sample"),
     "header only": (pd.DataFrame({"a": [], "b": []}), "0 sample", "0 sample"),
