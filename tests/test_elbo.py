@@ -173,16 +173,20 @@ def test_shared_module_counts_once_and_plain_models_have_no_kl():
         ({"num_draws": 0}, ConfigError),
         ({"beta": -1.0}, ConfigError),
         ({"beta": float("nan")}, ConfigError),
+        ({"beta": float("inf")}, ConfigError),
+        ({"beta": "a"}, ConfigError),
+        ({"model": None}, ConfigError),
+        ({"likelihood": None}, ConfigError),
+        ({"likelihood": Gaussian}, ConfigError),
         ({"y": torch.zeros(3)}, ShapeError),
         ({"x": torch.zeros(3)}, ShapeError),
     ],
 )
 def test_wrong_calls_are_refused(change, error):
     x, y = tiny_data(4)
-    options = {"x": x, "y": y, "num_data": 4} | change
-    x, y = options.pop("x"), options.pop("y")
+    given = {"model": tiny_net(), "likelihood": gaussian(), "x": x, "y": y, "num_data": 4}
     with pytest.raises(error):
-        elbo(tiny_net(), gaussian(), x, y, **options)
+        elbo(**given | change)
 
 
 def flow_net(seed: int = 0) -> nn.Sequential:

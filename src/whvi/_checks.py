@@ -72,6 +72,12 @@ def check_positive(name: str, value: float) -> None:
         raise ConfigError(f"{name} must be a finite number above 0, got {value!r}")
 
 
+def check_not_negative(name: str, value: float) -> None:
+    """Refuse anything but a finite number of at least zero."""
+    if not (isinstance(value, int | float) and math.isfinite(value) and value >= 0):
+        raise ConfigError(f"{name} must be a finite number of at least 0, got {value!r}")
+
+
 def check_tensor(name: str, x: object) -> None:
     """Refuse anything but a tensor."""
     if not isinstance(x, Tensor):

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from whvi._checks import check_module, check_positive_int, check_tensor
+from whvi._checks import check_module, check_not_negative, check_positive_int, check_tensor
 from whvi._kernel.backend import HALF_TYPES, differentiable_gradients
 from whvi.errors import ConfigError, DataError
 from whvi.functions import (
@@ -31,6 +31,7 @@ from whvi.functions import (
 from whvi.layers.compiled import compiled_now
 from whvi.layers.protocol import kl
 from whvi.likelihoods import Likelihood
+from whvi.likelihoods.base import check_likelihood
 from whvi.sampling import LocalReparameterization, draw_seed, sampling
 
 
@@ -80,9 +81,9 @@ def elbo(
     """
     check_positive_int("num_data", num_data)
     check_positive_int("num_draws", num_draws)
-    if not beta >= 0:
-        raise ConfigError(f"beta must be a number of at least 0, got {beta!r}")
+    check_not_negative("beta", beta)
     check_module("model", model)
+    check_likelihood(likelihood)
     check_tensor("y", y)
     compiled = None
     if isinstance(x, Tensor) and not (x.requires_grad or y.requires_grad):

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import nn
 
 from whvi import mlp
+from whvi.errors import ConfigError
 from whvi.layers import MCDropout, MeanFieldLinear, WHVIConv2d, WHVILinear, kl, summary
 
 
@@ -48,3 +50,8 @@ def test_a_layer_is_a_model_and_the_table_is_aligned() -> None:
     assert "KL (nats)" in lines[0]
     assert lines[-1].startswith("total")
     assert len({len(line) for line in lines}) == 1
+
+
+def test_anything_but_a_module_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"model must be a torch\.nn\.Module, got NoneType"):
+        summary(None)

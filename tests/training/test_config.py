@@ -26,6 +26,8 @@ from whvi.training.config import kl_weight, learning_rate
         ("num_draws", 0),
         ("beta", -0.1),
         ("beta", float("nan")),
+        ("beta", float("inf")),
+        ("beta", "a"),
         ("max_grad_norm", 0.0),
         ("ema_decay", 1.0),
         ("patience", 0),

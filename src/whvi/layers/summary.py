@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
+from whvi._checks import check_module
 from whvi.layers.linear import RandomAffine
 from whvi.layers.protocol import BayesianLayer, kl_per_layer
 from whvi.transforms import Mixing
@@ -60,6 +61,7 @@ def summary(model: nn.Module) -> Summary:
 
     A Bayesian layer is one row, however many modules it contains; a shared module counts once.
     """
+    check_module("model", model)
     rows: list[LayerSummary] = []
     kls = kl_per_layer(model)
     inside: set[nn.Module] = set()

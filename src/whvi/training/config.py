@@ -10,7 +10,7 @@ from typing import Literal
 
 import torch
 
-from whvi._checks import check_positive, check_positive_int
+from whvi._checks import check_not_negative, check_positive, check_positive_int
 from whvi.errors import ConfigError
 
 Schedule = Literal["cosine", "constant"]
@@ -75,8 +75,7 @@ class FitConfig:
         check_positive("learning_rate", self.learning_rate)
         if self.schedule not in ("cosine", "constant"):
             raise ConfigError(f"schedule must be 'cosine' or 'constant', got {self.schedule!r}")
-        if not (math.isfinite(self.beta) and self.beta >= 0):
-            raise ConfigError(f"beta must be a finite number of at least 0, got {self.beta!r}")
+        check_not_negative("beta", self.beta)
         if self.max_grad_norm is not None:
             check_positive("max_grad_norm", self.max_grad_norm)
         if self.ema_decay is not None and not 0 <= self.ema_decay < 1:
