@@ -6,7 +6,7 @@ import math
 import os
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import KW_ONLY, asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -40,7 +40,8 @@ from whvi.tabular.modelfile import (
 from whvi.tabular.predictor import Predictor
 from whvi.tabular.scaling import Targets, learn_effects, learn_embedding
 from whvi.tabular.training import FEW_ROWS, Memory, Plan, Session, Trained, plan_for
-from whvi.training.history import History, StepRecord
+from whvi.training.history import History
+from whvi.training.loop import Callback
 from whvi.training.process import keep_freed_memory, limited_threads
 
 _SCORE = {"validation_mnll": (float, type(None)), "seconds": float}
@@ -62,7 +63,6 @@ _TRAINING = {  # in a model file
 }
 _SUMMARIES = ("training_summary_", "candidates_", "noise_factor_", "notes_", "validation_")
 
-Callback = Callable[[StepRecord], None]
 Self = TypeVar("Self", bound="WHVIEstimator")
 
 
