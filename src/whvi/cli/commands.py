@@ -99,7 +99,7 @@ def fit_table(
     if output == STREAM:
         raise ConfigError("a model is a file: name it with -o, such as -o model.whvi")
     check_output(output, [source])
-    kinds = _kinds(categorical, numeric)
+    kinds, splits = _kinds(categorical, numeric), []
     parameters |= {"hidden_layer_sizes": _widths(hidden), "verbose": int(not options.quiet)}
     table = options.open(source)
     drop = [*drop, *(validation.not_inputs(target) if validation else [])]
@@ -108,12 +108,8 @@ def fit_table(
     values = table.frame([target], kinds)[target]
     is_classifier = _is_classification(values, task, likelihood, options)
     x, y = _training_columns(table, target, drop, kinds, is_classifier)
-    if is_classifier and (different := len(pd.unique(y))) > len(y) / 2:
-        options.note(
-            f"the target {target!r} holds {different} different labels in {len(y)} rows; if they "
-            "are numbers to predict, pass --task regression"
-        )
-    splits = []
+    if is_classifier:
+        _note_many_labels(y, target, options)
     if validation:
         splits = validation.splits(table, y, is_classifier, parameters["random_state"])
     del table  # of a million rows the texts take gigabytes
@@ -126,7 +122,7 @@ def fit_table(
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="The number of unique classes")  # a note says so
         if validation:
-            from whvi.cli.validating import validated
+            from whvi.cli.validating import score_lines, validated
 
             model = validated(fit, x, y, validation, splits, options, checkpoint)
         else:
@@ -137,9 +133,15 @@ def fit_table(
     if not options.quiet:
         print(printable(_summary(model, output)), file=sys.stderr)
     if validation:
-        from whvi.cli.validating import score_lines
-
         print(printable("\n".join(score_lines(model.validation_, validation))))
+
+
+def _note_many_labels(y: Any, target: str, options: TableOptions) -> None:
+    if (different := len(pd.unique(y))) > len(y) / 2:
+        options.note(
+            f"the target {target!r} holds {different} different labels in {len(y)} rows; if they "
+            "are numbers to predict, pass --task regression"
+        )
 
 
 def _kinds(categorical: list[str], numeric: list[str]) -> dict[str, Kind]:
