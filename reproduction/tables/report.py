@@ -75,14 +75,13 @@ def _grid(rows: Sequence[SummaryRow], score: str) -> list[list[str]]:
         cells = {row["method"]: row for row in kept if row["dataset"] == dataset}
         scored = [row for row in cells.values() if score in row]
         most = max(row["num_folds"] for row in scored)
-        best = (max if score == "accuracy" else min)(
-            row[score] for row in scored if row["num_folds"] == most
-        )
+        complete = [row[score] for row in scored if row["num_folds"] == most]
+        best = (max if score == "accuracy" else min)(complete) if len(complete) > 1 else None
         lines.append([dataset, *[_cell(cells.get(m), score, best, most) for m in methods]])
     return lines
 
 
-def _cell(row: SummaryRow | None, score: str, best: float, most: int) -> str:
+def _cell(row: SummaryRow | None, score: str, best: float | None, most: int) -> str:
     if row is None:
         return "–"
     if row["outcome"] != "done":

@@ -141,7 +141,12 @@ def test_the_page() -> None:
     assert rows["whvi"]["rmse"] == pytest.approx(0.5)
     assert "rmse" not in rows["extra-trees"]
     page = markdown(records)
-    assert "| small | **0.500** | 1.000 (1 of 2) |" in page
+    assert (
+        "| small | 0.500 | 1.000 (1 of 2) |" in page
+    )  # nothing is best where nothing is beside it
+    assert "| small | **0.500** | 1.000 |" in markdown(
+        [*records, record("catboost", 1, rmse=1.0, mnll=1)]
+    )
     assert UNFINISHED not in page.split("## Mean")[0] or "| did not finish |" in page
     # compared on fold 0, which catboost has as well
     assert "| whvi | 0.400 (1 tables) | 0.400 (small) | – (0 tables) | 1 of 1 |" in page
