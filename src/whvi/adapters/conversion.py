@@ -153,9 +153,9 @@ def _replace(model: nn.Module, found: dict[str, nn.Module], options: dict[str, A
         start_at(layer, plain_weight(plain).detach(), plain.bias)
         return layer.train(plain.training)
 
-    twins = {name: twin(module) for name, module in found.items()}
-    for name, layer in twins.items():
-        model = _exchange(model, name, lambda _: layer)  # noqa: B023 - used at once
+    twins = {module: twin(module) for module in found.values()}  # all, before any is exchanged
+    for name in found:
+        model = _exchange(model, name, twins.__getitem__)
     return model
 
 

@@ -85,8 +85,14 @@ def jacobian_by_transforms(
         parts, f = vmap(derive, in_dims=(None, axes), out_dims=(0, axes))(tensors, x)
     else:
         derive = jacrev(summed, has_aux=True, chunk_size=1)  # one output at a time, without vmap
-        rows = range(count_rows(x, space.batch_shape))
-        each = [derive(tensors, map_tensors(lambda t: t.select(axes, i), x)) for i in rows]  # noqa: B023 - used at once
+
+        def at(row: int) -> tuple[dict[str, Tensor], Tensor]:
+            found: tuple[dict[str, Tensor], Tensor] = derive(
+                tensors, map_tensors(lambda t: t.select(axes, row), x)
+            )
+            return found
+
+        each = [at(row) for row in range(count_rows(x, space.batch_shape))]
         parts = {name: torch.stack([part[name] for part, _ in each]) for name in tensors}
         f = torch.stack([values for _, values in each], axes)
     # (N, O, *batch_shape, ...) → (*batch_shape, N, O, size)
